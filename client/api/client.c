@@ -1,34 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Creating and destroying a client, its configuration, and the questions about what it knows. */
+/* Creating and destroying a client, and the questions about what it knows. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/struct_out.h"
-#include "common/args.h"
 #include "base/clock.h"
-#include "base/cpu_features.h"
 #include "base/random.h"
-#include "call/client_core.h"
+#include "call/call.h"
 
 #define DESTROY_TIMEOUT_US 5000000u
-#define NODE_URLS_MAX EP_NODES_MAX
-#define KIB ((uint64_t)1024)
-#define MIB (1024 * KIB)
-
-#define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
-
-void ep_client_config_init(ep_client_config *out_config)
-{
-    *out_config = (ep_client_config){.struct_bytes = sizeof(*out_config),
-                                     .deadline_us = 10 * 1000 * 1000,
-                                     .buffer_bytes_max = 1024 * MIB,
-                                     .calls_max = 1024,
-                                     .chunk_bytes_max = 1 * MIB,
-                                     .payload_crc = true,
-                                     .hedge_permille = EP_HEDGE_BY_POLICY};
-}
 
 void ep_moe_args_init(ep_moe_args *out_args)
 {
@@ -49,184 +31,11 @@ void ep_moe_args_init(ep_moe_args *out_args)
     }
 }
 
-/* ---- configuration ---- */
-
-static ep_err check_number(const char *name, uint64_t value, uint64_t min, uint64_t max,
-                           ep_error *out_error)
-{
-    if (value < min || value > max) {
-        return BAD("%s is %" PRIu64 ": allowed %" PRIu64 "..%" PRIu64, name, value, min, max);
-    }
-    return EP_OK;
-}
-
-/* Without a name to prove, any certificate of the CA would pass for the service. */
-static bool lacks_server_name(const ep_client_config *config, const char *url)
-{
-    return strncmp(url, "tls+tcp://", strlen("tls+tcp://")) == 0 &&
-           (config->tls_ca_file == NULL || config->tls_server_name == NULL ||
-            config->tls_server_name[0] == 0);
-}
-
-static ep_err check_urls(const ep_client_config *config, ep_error *out_error)
-{
-    bool has_nodes = config->node_urls != NULL && config->node_urls_count > 0;
-    if (config->coordinator_url != NULL && has_nodes) {
-        return BAD("coordinator_url and node_urls are both set: allowed one of them");
-    }
-    if (config->coordinator_url == NULL && !has_nodes) {
-        return BAD("neither coordinator_url nor node_urls is set");
-    }
-    if (config->coordinator_url != NULL && lacks_server_name(config, config->coordinator_url)) {
-        return BAD("coordinator_url %s needs tls_ca_file and tls_server_name",
-                   config->coordinator_url);
-    }
-    if (has_nodes && config->node_urls_count > NODE_URLS_MAX) {
-        return BAD("node_urls has %zu entries: allowed 1..%d", config->node_urls_count,
-                   NODE_URLS_MAX);
-    }
-    for (size_t i = 0; has_nodes && i < config->node_urls_count; i++) {
-        if (config->node_urls[i] == NULL) {
-            return BAD("node_urls[%zu] is NULL", i);
-        }
-        if (lacks_server_name(config, config->node_urls[i])) {
-            return BAD("node_urls[%zu] %s needs tls_ca_file and tls_server_name", i,
-                       config->node_urls[i]);
-        }
-        for (size_t j = 0; j < i; j++) {
-            if (strcmp(config->node_urls[i], config->node_urls[j]) == 0) {
-                return BAD("node_urls[%zu] and [%zu] are both %s", j, i, config->node_urls[i]);
-            }
-        }
-    }
-    return EP_OK;
-}
-
-/* The environment's word on lanes; NULL none. */
-static const char *told_lanes(void)
-{
-    const char *lanes = getenv("LIBEXPERTD_LANES");
-    return lanes != NULL && lanes[0] != 0 ? lanes : NULL;
-}
-
-static ep_err check_config(const ep_client_config *config, ep_error *out_error)
-{
-    ep_err err;
-    if (config == NULL) {
-        return BAD("config is NULL");
-    }
-    if (config->struct_bytes != sizeof(*config)) {
-        return ep_error_set(out_error,
-                            config->struct_bytes > sizeof(*config) ? EP_ERR_UNIMPLEMENTED
-                                                                   : EP_ERR_INVALID_ARGUMENT,
-                            "config has struct_bytes %" PRIu32 ": ep_client_config_init sets %zu",
-                            config->struct_bytes, sizeof(*config));
-    }
-    if ((err = check_urls(config, out_error)) != EP_OK ||
-        (err = check_number("deadline_us", config->deadline_us, 1, UINT32_MAX - 1, out_error)) !=
-            EP_OK ||
-        (err = check_number("buffer_bytes_max", config->buffer_bytes_max, 16 * MIB,
-                            (uint64_t)1 << 40, out_error)) != EP_OK ||
-        (err = check_number("calls_max", config->calls_max, 1, 65536, out_error)) != EP_OK ||
-        (err = check_number("chunk_bytes_max", config->chunk_bytes_max, 16 * KIB, 16 * MIB,
-                            out_error)) != EP_OK ||
-        (err = check_number("prefill_window_tokens", config->prefill_window_tokens, 0,
-                            EP_TOKENS_MAX, out_error)) != EP_OK ||
-        (config->hedge_permille != EP_HEDGE_BY_POLICY &&
-         (err = check_number("hedge_permille", config->hedge_permille, 0, EP_HEDGE_PERMILLE_MAX,
-                             out_error)) != EP_OK)) {
-        return err;
-    }
-    if (config->numerics != NULL &&
-        (config->numerics[0] == 0 || strlen(config->numerics) >= EP_NUMERICS_BYTES)) {
-        return BAD("numerics is '%.100s': allowed NULL, \"any\", or an id of 1..%d bytes",
-                   config->numerics, EP_NUMERICS_BYTES - 1);
-    }
-    if (config->lanes != NULL && strcmp(config->lanes, "stream") != 0) {
-        return BAD("lanes is '%.40s': allowed NULL and \"stream\"", config->lanes);
-    }
-    if (config->lanes == NULL && told_lanes() != NULL && strcmp(told_lanes(), "stream") != 0) {
-        return BAD("LIBEXPERTD_LANES is '%.40s', allowed: stream, or nothing", told_lanes());
-    }
-    return ep_cpu_features_check(out_error);
-}
-
-static bool copy_text(const char *text, const char **out_copy)
-{
-    *out_copy = text != NULL ? strdup(text) : NULL;
-    return text == NULL || *out_copy != NULL;
-}
-
-static ep_err copy_config(const ep_client_config *config, ep_client_config *out_copy)
-{
-    *out_copy = *config;
-    out_copy->node_urls = NULL;
-    out_copy->node_urls_count = 0;
-    bool ok = copy_text(config->coordinator_url, &out_copy->coordinator_url);
-    ok = copy_text(config->token, &out_copy->token) && ok;
-    ok = copy_text(config->tls_ca_file, &out_copy->tls_ca_file) && ok;
-    ok = copy_text(config->tls_cert_key_file, &out_copy->tls_cert_key_file) && ok;
-    ok = copy_text(config->tls_server_name, &out_copy->tls_server_name) && ok;
-    ok = copy_text(config->numerics, &out_copy->numerics) && ok;
-    ok = copy_text(config->lanes != NULL ? config->lanes : told_lanes(), &out_copy->lanes) && ok;
-    if (config->coordinator_url == NULL) {
-        const char **urls = calloc(config->node_urls_count, sizeof(*urls));
-        out_copy->node_urls = urls;
-        out_copy->node_urls_count = urls != NULL ? config->node_urls_count : 0;
-        for (size_t i = 0; i < out_copy->node_urls_count; i++) {
-            ok = copy_text(config->node_urls[i], &urls[i]) && ok;
-        }
-        ok = ok && urls != NULL;
-    }
-    return ok ? EP_OK : EP_ERR_NO_MEMORY;
-}
-
-static void free_text(const char *text)
-{
-    free((void *)(uintptr_t)text);
-}
-
-static void free_config(ep_client_config *config)
-{
-    for (size_t i = 0; i < config->node_urls_count; i++) {
-        free_text(config->node_urls[i]);
-    }
-    free((void *)(uintptr_t)config->node_urls);
-    free_text(config->coordinator_url);
-    free_text(config->token);
-    free_text(config->tls_ca_file);
-    free_text(config->tls_cert_key_file);
-    free_text(config->tls_server_name);
-    free_text(config->numerics);
-    free_text(config->lanes);
-}
-
 /* ---- life ---- */
-
-ep_client *ep_client_ref(ep_client *client)
-{
-    __atomic_fetch_add(&client->refs, 1, __ATOMIC_RELAXED);
-    return client;
-}
-
-/* Everything that runs has ended in ep_client_destroy; the memory goes with the last prepared
- * call. */
-void ep_client_unref(ep_client *client)
-{
-    if (__atomic_fetch_sub(&client->refs, 1, __ATOMIC_ACQ_REL) != 1) {
-        return;
-    }
-    ep_call_registry_fini(&client->registry);
-    ep_rpc_credentials_destroy(client->credentials);
-    free_config(&client->config);
-    ep_fork_guard_fini(&client->guard);
-    free(client);
-}
 
 static void on_change(void *arg)
 {
-    ep_client *client = arg;
-    ep_call_registry_wake(&client->registry);
+    ep_calls_wake(arg);
 }
 
 static ep_err start_client(ep_client *client, ep_error *out_error)
@@ -240,7 +49,7 @@ static ep_err start_client(ep_client *client, ep_error *out_error)
         err = ep_timer_service_create("ep-client", &client->timers);
     }
     if (err == EP_OK) {
-        err = ep_call_workers_create(&client->workers);
+        err = ep_call_workers_create(ep_call_run_handed, &client->workers);
     }
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "a client's threads or pool cannot be made: %s",
@@ -272,7 +81,7 @@ static ep_err start_client(ep_client *client, ep_error *out_error)
 
 ep_err ep_client_create(const ep_client_config *config, ep_client **out_client, ep_error *out_error)
 {
-    ep_err err = check_config(config, out_error);
+    ep_err err = ep_client_config_check(config, out_error);
     if (err == EP_OK) {
         err = ep_stream_lane_read_environment(out_error);
     }
@@ -288,7 +97,7 @@ ep_err ep_client_create(const ep_client_config *config, ep_client **out_client, 
     ep_fork_guard_init(&client->guard);
     ep_call_registry_init(&client->registry, config->calls_max);
     ep_retry_budget_init(&client->budget, 0); /* each call sets the share by its table */
-    err = copy_config(config, &client->config);
+    err = ep_client_config_copy(config, &client->config);
     if (err != EP_OK) {
         ep_error_set(out_error, err, "no memory for a client");
     } else {
@@ -315,7 +124,7 @@ void ep_client_destroy(ep_client *client)
     if (client->cluster != NULL) {
         ep_cluster_stop_waits(client->cluster);
     }
-    if (!ep_call_registry_close(&client->registry, DESTROY_TIMEOUT_US)) {
+    if (!ep_calls_close(client, DESTROY_TIMEOUT_US)) {
         return;
     }
     ep_cluster_destroy(client->cluster);
@@ -323,31 +132,6 @@ void ep_client_destroy(ep_client *client)
     ep_call_workers_destroy(client->workers);
     ep_timer_service_destroy(client->timers);
     ep_buffer_pool_destroy(client->pool);
-    ep_client_unref(client);
-}
-
-ep_err ep_client_enter(ep_client *client, ep_error *out_error)
-{
-    if (client == NULL) {
-        return BAD("client is NULL");
-    }
-    if (ep_fork_guard_in_child(&client->guard)) {
-        return ep_error_set(
-            out_error, EP_ERR_FAILED_PRECONDITION,
-            "this process was forked from the one that made the client: a child makes its own");
-    }
-    ep_client_ref(client); /* leaving still reads the client after the use that destroy waits for */
-    ep_call_registry_use(&client->registry);
-    if (ep_call_registry_is_closing(&client->registry)) {
-        ep_client_leave(client);
-        return ep_error_set(out_error, EP_ERR_CLOSED, "the client is being destroyed");
-    }
-    return EP_OK;
-}
-
-void ep_client_leave(ep_client *client)
-{
-    ep_call_registry_unuse(&client->registry);
     ep_client_unref(client);
 }
 
@@ -422,7 +206,7 @@ ep_err ep_client_model(ep_client *client, uint32_t index, ep_model_desc *out_mod
                               .is_default = model->is_default};
         memcpy(desc.name, model->name, sizeof(model->name));
         memcpy(desc.version, model->version, sizeof(model->version));
-        memcpy(desc.numerics, view->pins[index], sizeof(desc.numerics));
+        snprintf(desc.numerics, sizeof(desc.numerics), "%s", view->pins[index]);
         ep_struct_out(out_model, &desc, sizeof(desc));
     } else {
         err = EP_ERR_NOT_FOUND;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/struct_out.h"
+#include "api/stream_call.h"
 #include "base/clock.h"
 #include "call/call.h"
 
@@ -12,52 +13,30 @@
 
 /* ---- shared ---- */
 
-/* Looks the layer up, checks the tensors against it and fills the call; the model's version is
+/* Looks the layer up, checks the tensors against it and fills a new call; the model's version is
  * fixed here. */
-static ep_err fill_call(ep_call *call, const ep_view *view, const ep_moe_args *args,
-                        const ep_tensor *out, ep_error *out_error)
-{
-    uint32_t model_index = 0;
-    const ep_routing_layer *layer = NULL;
-    ep_err err = ep_view_find(view, args->model, args->version, args->layer, &model_index, &layer,
-                              out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = ep_call_spec_fill(args, out, args->model, &layer->shape, &call->spec, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    call->tokens_max = call->spec.batch.tokens;
-    memcpy(call->spec.version, view->table->models[model_index].version,
-           sizeof(call->spec.version));
-    return EP_OK;
-}
-
-static ep_err current_view(ep_client *client, ep_view **out_view, ep_error *out_error)
-{
-    *out_view = ep_cluster_acquire_view(client->cluster);
-    if (*out_view == NULL) {
-        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
-                            "no routing table yet: ep_client_wait_ready waits for it");
-    }
-    return EP_OK;
-}
-
-static ep_err make_call(ep_client *client, ep_call_form form, const ep_view *view,
-                        const ep_moe_args *args, const ep_tensor *out, ep_call **out_call,
-                        ep_error *out_error)
+static ep_err make_call(ep_client *client, ep_call_form form, ep_view *view,
+                        const ep_moe_args *args, const ep_tensor *out, ep_view_layer *out_at,
+                        ep_call **out_call, ep_error *out_error)
 {
     ep_call *call = NULL;
-    ep_err err = ep_call_acquire(client, form, &call, out_error);
+    ep_view_layer at;
+    ep_err err = ep_view_find(view, args->model, args->version, args->layer, &at, out_error);
+    if (err == EP_OK) {
+        err = ep_call_acquire(client, form, &call, out_error);
+    }
     if (err != EP_OK) {
         return err;
     }
-    err = fill_call(call, view, args, out, out_error);
+    err = ep_call_spec_fill(args, out, args->model, &at.layer->shape, &call->spec, out_error);
     if (err != EP_OK) {
         ep_call_unref(call);
         return err;
     }
+    call->tokens_max = call->spec.batch.tokens;
+    memcpy(call->spec.version, view->table->models[at.model_index].version,
+           sizeof(call->spec.version));
+    *out_at = at;
     *out_call = call;
     return EP_OK;
 }
@@ -69,6 +48,7 @@ static ep_err forward(ep_client *client, const ep_moe_args *args, const ep_tenso
 {
     ep_call *call = NULL;
     ep_view *view = NULL;
+    ep_view_layer at;
     ep_error *error = &out_result->error;
     uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : client->config.deadline_us;
     ep_err err =
@@ -76,9 +56,9 @@ static ep_err forward(ep_client *client, const ep_moe_args *args, const ep_tenso
     if (err != EP_OK) {
         return err;
     }
-    err = make_call(client, EP_FORM_BLOCKING, view, args, out, &call, error);
+    err = make_call(client, EP_FORM_BLOCKING, view, args, out, &at, &call, error);
     if (err == EP_OK) {
-        err = ep_call_start(call, view, call->tokens_max, begin_ns, error);
+        err = ep_call_start(call, &at, call->tokens_max, begin_ns, error);
         if (err == EP_OK) {
             ep_call_drive(call);
             *out_result = call->result;
@@ -118,21 +98,22 @@ static ep_err forward_async(ep_client *client, const ep_moe_args *args, const ep
 {
     ep_call *call = NULL;
     ep_view *view = NULL;
+    ep_view_layer at;
     ep_err err = ep_args_check(args, out, out_error);
     if (err == EP_OK && done == NULL) {
         err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "done is NULL");
     }
     if (err == EP_OK) {
-        err = current_view(client, &view, out_error);
+        err = ep_cluster_current_view(client->cluster, &view, out_error);
     }
     if (err != EP_OK) {
         return err;
     }
-    err = make_call(client, EP_FORM_CALLBACK, view, args, out, &call, out_error);
+    err = make_call(client, EP_FORM_CALLBACK, view, args, out, &at, &call, out_error);
     if (err == EP_OK) {
         call->on_done = done;
         call->on_done_arg = arg;
-        err = ep_call_start(call, view, call->tokens_max, ep_clock_now_ns(), out_error);
+        err = ep_call_start(call, &at, call->tokens_max, ep_clock_now_ns(), out_error);
         if (err == EP_OK) {
             if (out_call != NULL) {
                 *out_call = call;
@@ -167,12 +148,11 @@ static ep_err create_prepared(ep_client *client, const ep_moe_args *args, const 
 {
     ep_call *call = NULL;
     ep_view *view = NULL;
-    uint32_t model_index = 0;
-    const ep_routing_layer *layer = NULL;
+    ep_view_layer at;
     ep_stream_call *stream_call = NULL;
     ep_err err = ep_args_check(args, out, out_error);
     if (err == EP_OK) {
-        err = current_view(client, &view, out_error);
+        err = ep_cluster_current_view(client->cluster, &view, out_error);
     }
     if (err != EP_OK) {
         return err;
@@ -181,14 +161,11 @@ static ep_err create_prepared(ep_client *client, const ep_moe_args *args, const 
     ep_tensor host_out = *out;
     err = ep_stream_call_create(&host_args, &host_out, &stream_call, out_error);
     if (err == EP_OK) {
-        err = make_call(client, EP_FORM_PREPARED, view, &host_args, &host_out, &call, out_error);
+        err =
+            make_call(client, EP_FORM_PREPARED, view, &host_args, &host_out, &at, &call, out_error);
     }
     if (err == EP_OK) {
-        err = ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer,
-                           &model_index, &layer, out_error);
-    }
-    if (err == EP_OK) {
-        err = ep_call_reserve(call, view, layer, out_error);
+        err = ep_call_reserve(call, &at, out_error);
     }
     ep_view_unref(view);
     if (err != EP_OK) {
@@ -198,7 +175,11 @@ static ep_err create_prepared(ep_client *client, const ep_moe_args *args, const 
         ep_stream_call_destroy(stream_call);
         return err;
     }
-    call->stream_call = stream_call;
+    if (stream_call != NULL) {
+        call->stream_call = stream_call;
+        call->on_done = ep_stream_call_end;
+        call->on_done_arg = stream_call;
+    }
     *out_call = call;
     return EP_OK;
 }
@@ -210,32 +191,6 @@ ep_err ep_call_create(ep_client *client, const ep_moe_args *args, const ep_tenso
     if (err == EP_OK) {
         err = create_prepared(client, args, out, out_call, out_error);
         ep_client_leave(client);
-    }
-    return err;
-}
-
-ep_err ep_call_check_begin(const ep_call *call, uint32_t n_active, ep_error *out_error)
-{
-    if (call->began) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "the call has begun already: ep_call_finish comes first");
-    }
-    if (n_active > call->tokens_max) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "n_active is %" PRIu32 ": allowed 0..%" PRIu32
-                            ", the tokens of the registered buffers",
-                            n_active, call->tokens_max);
-    }
-    return EP_OK;
-}
-
-ep_err ep_call_start_newest(ep_call *call, uint32_t tokens, ep_error *out_error)
-{
-    ep_view *view = NULL;
-    ep_err err = current_view(call->client, &view, out_error);
-    if (err == EP_OK) {
-        err = ep_call_start(call, view, tokens, ep_clock_now_ns(), out_error);
-        ep_view_unref(view);
     }
     return err;
 }
@@ -314,6 +269,16 @@ ep_err ep_call_finish(ep_call *call, ep_moe_result *out_result)
         ep_struct_out(out_result, &call->result, sizeof(call->result));
     }
     return call->result.error.code;
+}
+
+void ep_call_cancel(ep_call *call)
+{
+    if (call == NULL || ep_fork_guard_in_child(&call->client->guard)) {
+        return;
+    }
+    if (call->stream_call == NULL || !ep_stream_call_cancel(call->stream_call)) {
+        ep_call_stop(call);
+    }
 }
 
 void ep_call_destroy(ep_call *call)

@@ -65,17 +65,15 @@ static ep_err check_layer(ep_view *taken_view, const ep_moe_args *args, const ep
                           ep_error *out_error)
 {
     ep_view *view = taken_view;
-    uint32_t model_index = 0;
-    const ep_routing_layer *layer = NULL;
-    ep_err err = ep_view_find(view, args->model, args->version, args->layer, &model_index, &layer,
-                              out_error);
+    ep_view_layer found;
+    ep_err err = ep_view_find(view, args->model, args->version, args->layer, &found, out_error);
     const uint64_t others = (uint64_t)args->zero_experts + args->copy_experts + args->const_experts;
-    if (err == EP_OK && layer->shape.experts + others != gate->experts) {
-        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                           "the gate has %" PRIu32 " experts, layer %" PRIu32
-                           " of model %s has %" PRIu32 " and the call %" PRIu64
-                           " zero, copy and constant ones",
-                           gate->experts, args->layer, args->model, layer->shape.experts, others);
+    if (err == EP_OK && found.layer->shape.experts + others != gate->experts) {
+        err = ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "the gate has %" PRIu32 " experts, layer %" PRIu32 " of model %s has %" PRIu32
+            " and the call %" PRIu64 " zero, copy and constant ones",
+            gate->experts, args->layer, args->model, found.layer->shape.experts, others);
     }
     ep_view_unref(view);
     return err;
@@ -211,12 +209,9 @@ static ep_err begin_gated(ep_client *client, const ep_moe_args *args, const ep_g
                           ep_call **out_call, ep_error *out_error)
 {
     uint64_t begin_ns = ep_clock_now_ns();
-    ep_view *view = ep_cluster_acquire_view(client->cluster);
-    if (view == NULL) {
-        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
-                            "no routing table yet: ep_client_wait_ready waits for it");
-    }
-    ep_err err = check_layer(view, args, gate, out_error);
+    ep_view *view = NULL;
+    ep_err err = ep_cluster_current_view(client->cluster, &view, out_error);
+    err = err != EP_OK ? err : check_layer(view, args, gate, out_error);
     err = err != EP_OK ? err : choose(args, gate, logits, &gated->buffers, out_error);
     if (err != EP_OK) {
         return err;

@@ -97,14 +97,15 @@ static ep_err record_end(const ep_stream_call *s, ep_error *out_error)
     return err;
 }
 
-void ep_stream_call_end(ep_stream_call *s, ep_moe_result *result)
+void ep_stream_call_end(void *stream_call, const ep_moe_result *result)
 {
+    ep_stream_call *s = stream_call;
     ep_error error;
     if (result->error.code != EP_OK) {
         spoil_result(s);
     }
     if (record_end(s, &error) != EP_OK && result->error.code == EP_OK) {
-        result->error = error;
+        s->call->result.error = error;
     }
 }
 
@@ -156,7 +157,7 @@ static void start_run(ep_stream_call *s)
     /* from here on s may be used by others, and be gone when the run has ended */
     if (err == EP_OK) {
         if (is_cancelled) {
-            ep_call_cancel(call);
+            ep_call_stop(call);
         }
         ep_call_leave(call);
     }

@@ -38,10 +38,10 @@ void ep_stream_call_destroy(ep_stream_call *s);
  */
 bool ep_stream_call_cancel(ep_stream_call *s);
 /*
- * Before the end of a run is told: lets the caller's stream go on. result's error becomes the
- * device's where there was none.
+ * The call's on_done: before the end of a run is told, lets the caller's stream go on. The call's
+ * error becomes the device's where there was none.
  */
-void ep_stream_call_end(ep_stream_call *s, ep_moe_result *result);
+void ep_stream_call_end(void *stream_call, const ep_moe_result *result);
 /*
  * Waits until the run has started, up to timeout_ns (UINT64_MAX: for ever): false: it has not. An
  * error in *out_error: it never will, and has ended.

@@ -1,236 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Life of a call: references, the inbox, who is busy with it, its timer, and telling its end
- * exactly once. */
+/* Life of a call: the inbox, who is busy with it, its timer, and telling its end exactly once. */
 #include "call/call.h"
 
 #include <inttypes.h>
 #include <sched.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/cpu_features.h"
-#include "base/random.h"
 #include "call/call_steps.h"
 #include "transport/transport.h"
 
 #define LOOKS_PER_YIELD 8
-
-static void on_timer(ep_timer *timer, void *arg);
-
-/* ---- memory ---- */
-
-static ep_call *call_new(void)
-{
-    ep_call *call = calloc(1, sizeof(*call));
-    if (call == NULL) {
-        return NULL;
-    }
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&call->changed, &attr);
-    pthread_condattr_destroy(&attr);
-    pthread_mutex_init(&call->lock, NULL);
-    ep_routing_plan_init(&call->plan);
-    ep_timer_init(&call->timer, on_timer, call);
-    return call;
-}
-
-void ep_call_free(ep_call *call)
-{
-    for (uint32_t i = 0; i < call->frames_count; i++) {
-        ep_call_clear_frame(call->frames[i]);
-        free(call->frames[i]);
-    }
-    ep_call_state_fini(&call->state);
-    ep_routing_plan_fini(&call->plan);
-    free(call->frames);
-    free(call->rows);
-    free(call->window_slots);
-    free(call->rows_left);
-    free(call->chosen);
-    free(call->host_slots);
-    free(call->usable);
-    free(call->slowness);
-    free(call->room_bytes);
-    free(call->served);
-    free(call->combine_scratch);
-    free(call->out_scratch);
-    pthread_mutex_destroy(&call->lock);
-    pthread_cond_destroy(&call->changed);
-    free(call);
-}
-
-ep_err ep_call_acquire(ep_client *client, ep_call_form form, ep_call **out_call,
-                       ep_error *out_error)
-{
-    ep_call *call =
-        form == EP_FORM_PREPARED ? NULL : ep_call_registry_take_spare(&client->registry);
-    if (call == NULL) {
-        call = call_new();
-        if (call == NULL) {
-            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call");
-        }
-        ep_call_state_init(&call->state, &client->budget, ep_random_id());
-    }
-    call->client = ep_client_ref(client);
-    call->refs = 1;
-    call->first_frames_max = 0;
-    call->form = form;
-    call->done = false;
-    call->began = false;
-    call->deliver = false;
-    call->on_done = NULL;
-    call->stream_call = NULL;
-    *out_call = call;
-    return EP_OK;
-}
-
-static size_t kept_bytes(const ep_call *call)
-{
-    return call->rows_bytes + call->host_slots_bytes + call->window_slots_bytes +
-           call->rows_left_bytes + call->out_scratch_bytes;
-}
-
-void ep_call_unref(ep_call *call)
-{
-    if (__atomic_fetch_sub(&call->refs, 1, __ATOMIC_ACQ_REL) != 1) {
-        return;
-    }
-    ep_client *client = call->client;
-    call->client = NULL;
-    bool reusable = call->form != EP_FORM_PREPARED;
-    if (!reusable || !ep_call_registry_keep_spare(&client->registry, call, kept_bytes(call))) {
-        ep_call_free(call);
-    }
-    ep_client_unref(client);
-}
-
-void ep_call_use(ep_call *call)
-{
-    ep_call_registry_use(&call->client->registry);
-    __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
-}
-
-/* The client's memory must outlive the end of the use: the call's own reference to it may go
- * first. */
-void ep_call_unuse(ep_call *call)
-{
-    ep_client *client = ep_client_ref(call->client);
-    ep_call_unref(call);
-    ep_call_registry_unuse(&client->registry);
-    ep_client_unref(client);
-}
-
-/* Replaces *array when it is shorter than wanted; its contents are not kept. */
-static bool grow_aligned(void *array, size_t *capacity_bytes, size_t wanted_bytes)
-{
-    void *old;
-    if (wanted_bytes <= *capacity_bytes) {
-        return true;
-    }
-    void *fresh = aligned_alloc(EP_BUFFER_ALIGN, ep_align_up(wanted_bytes, EP_BUFFER_ALIGN));
-    memcpy(&old, array, sizeof(old));
-    free(old);
-    memcpy(array, &fresh, sizeof(fresh));
-    *capacity_bytes = fresh != NULL ? wanted_bytes : 0;
-    return fresh != NULL;
-}
-
-/* Rows, slot numbers and, with several windows, a place for the result. */
-static ep_err reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_flow *flow,
-                          ep_error *out_error)
-{
-    const ep_batch *batch = &call->spec.batch;
-    size_t per_token = ep_batch_slots_per_token(batch, shape);
-    /* of a slot: its row, its scales */
-    size_t pointers = batch->combine_quant != EP_COMBINE_PLAIN ? 2 : 1;
-    size_t rows_bytes = (batch->tokens * per_token * pointers + 1) *
-                        sizeof(*call->rows); /* never none: an empty batch has an address too */
-    /* Twice: each slot may be sent a second time. */
-    size_t window_bytes =
-        2 * EP_CALL_WINDOWS * flow->window_tokens * per_token * sizeof(*call->window_slots);
-    size_t scratch_bytes = ep_combine_scratch_floats(batch->hidden) * sizeof(float);
-    bool is_piecewise = ep_flow_is_piecewise(flow);
-    size_t left_bytes = is_piecewise ? ((size_t)batch->tokens + 1) * sizeof(*call->rows_left) : 0;
-    size_t out_bytes =
-        is_piecewise ? (size_t)batch->tokens * batch->hidden * ep_dtype_bytes(batch->out_dtype) : 0;
-    size_t host_bytes = call->spec.comm_alg == EP_MOE_COMM_HIERARCHY
-                            ? flow->window_tokens * per_token * sizeof(*call->host_slots)
-                            : 0;
-    if (batch->form == EP_RESULT_UNCOMBINED) {
-        out_bytes *= batch->top_k;
-    }
-    if (!grow_aligned(&call->rows, &call->rows_bytes, rows_bytes) ||
-        !grow_aligned(&call->window_slots, &call->window_slots_bytes, window_bytes) ||
-        !grow_aligned(&call->host_slots, &call->host_slots_bytes, host_bytes) ||
-        !grow_aligned(&call->rows_left, &call->rows_left_bytes, left_bytes) ||
-        !grow_aligned(&call->combine_scratch, &call->combine_scratch_bytes, scratch_bytes) ||
-        !grow_aligned(&call->out_scratch, &call->out_scratch_bytes, out_bytes)) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY,
-                            "no memory for a call of %" PRIu32 " tokens", batch->tokens);
-    }
-    return EP_OK;
-}
-
-/* Frames of second sends that the budget can pay at once; a silent node's may be more, and then
- * allocate. Thrice, with the first ones: those of the two runs before may still wait for their
- * end. */
-static uint32_t hedges_max(uint32_t frames, uint64_t slots, uint32_t nodes)
-{
-    uint64_t paid = EP_HEDGE_BUDGET_MAX / EP_HEDGE_COST;
-    uint64_t split = (uint64_t)frames * nodes;
-    split = split < slots ? split : slots;
-    return (uint32_t)(split < 2 * paid ? split : 2 * paid);
-}
-
-ep_err ep_call_reserve(ep_call *call, const ep_view *view, const ep_routing_layer *layer,
-                       ep_error *out_error)
-{
-    const ep_batch *batch = &call->spec.batch;
-    uint32_t per_token = ep_batch_slots_per_token(batch, &layer->shape);
-    uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
-    uint32_t nodes = view->table->nodes_count;
-    uint32_t frames = 0;
-    ep_err err = EP_OK;
-    /* A smaller run may travel in the other mode; together they bound what any run needs. */
-    for (int mode = EP_MODE_DECODE; mode <= EP_MODE_PREFILL && err == EP_OK; mode++) {
-        ep_flow flow;
-        ep_flow_pick(&call->client->flow, (ep_mode)mode, batch, &layer->shape, &flow);
-        uint32_t n =
-            ep_flow_frames_max(&flow, batch, (uint64_t)flow.window_tokens * per_token, nodes);
-        n *= flow.windows_count < EP_CALL_WINDOWS ? flow.windows_count : EP_CALL_WINDOWS;
-        frames = n > frames ? n : frames;
-        /* a run of fewer tokens may be one window as large as all */
-        uint64_t whole = (uint64_t)EP_CALL_WINDOWS * flow.window_tokens;
-        flow.window_tokens = whole < batch->tokens ? (uint32_t)whole : batch->tokens;
-        err = reserve_run(call, &layer->shape, &flow, out_error);
-    }
-    if (err != EP_OK) {
-        return err;
-    }
-    call->first_frames_max = frames;
-    frames = 3 * (frames + hedges_max(frames, (uint64_t)batch->tokens * per_token, nodes));
-    err = ep_call_reserve_layer(call, view, layer);
-    if (err == EP_OK) {
-        err = ep_call_reserve_frames(call, frames);
-    }
-    if (err == EP_OK) {
-        err = ep_call_state_reserve(&call->state, frames, layer->offsets[experts]);
-    }
-    if (err == EP_OK) {
-        err =
-            ep_routing_plan_reserve(&call->plan, batch->tokens, per_token, experts, nodes, frames);
-    }
-    if (err != EP_OK) {
-        return ep_error_set(out_error, err, "no memory for a call of %" PRIu32 " tokens",
-                            batch->tokens);
-    }
-    return EP_OK;
-}
 
 /* ---- who is busy ---- */
 
@@ -311,10 +93,7 @@ static void tell_end(ep_call *call)
     }
     call->timer_ns = 0;
     ep_call_registry_remove(&call->client->registry, call);
-    if (call->stream_call != NULL) {
-        ep_stream_call_end(call->stream_call, &call->result);
-    }
-    if (call->form == EP_FORM_CALLBACK) {
+    if (call->on_done != NULL) {
         call->on_done(call->on_done_arg, &call->result);
     }
     pthread_mutex_lock(&call->lock);
@@ -327,33 +106,35 @@ static void tell_end(ep_call *call)
     ep_call_unuse(call);
 }
 
-/* Only the busy thread arms. The armed timer holds a use; so does one whose function is just
- * running. */
-static bool arm_timer(ep_call *call, uint64_t due_ns)
+static void cancel_locked(ep_call *call)
 {
-    if (!call->timer_used || !ep_timer_cancel(call->client->timers, &call->timer)) {
-        ep_call_use(call); /* else the use of the cancelled one goes on */
+    call->flags |= EP_CALL_FLAG_CANCEL;
+    call->busy = true;
+    if (call->driven) {
+        pthread_cond_broadcast(&call->changed);
     }
-    call->timer_used = true;
-    if (ep_timer_arm(call->client->timers, &call->timer, due_ns) != EP_OK) {
-        ep_call_unuse(call);
-        return false;
-    }
-    return true;
 }
 
-/* Arms the timer for what the state waits for. With no memory for that the call ends: it could not
- * keep its deadline. */
+/* Arms the timer for what the state waits for; only the busy thread does. The armed timer holds a
+ * use; so does one whose function is just running. With no memory for that the call ends: it could
+ * not keep its deadline. */
 static void sync_timer(ep_call *call)
 {
     uint64_t due_ns = ep_call_state_due_ns(&call->state);
     if (due_ns == EP_TIME_NEVER || due_ns == call->timer_ns) {
         return;
     }
+    if (!call->timer_used || !ep_timer_cancel(call->client->timers, &call->timer)) {
+        ep_call_use(call); /* else the use of the cancelled one goes on */
+    }
+    call->timer_used = true;
     call->timer_ns = due_ns;
-    if (!arm_timer(call, due_ns)) {
+    if (ep_timer_arm(call->client->timers, &call->timer, due_ns) != EP_OK) {
+        ep_call_unuse(call);
         call->timer_ns = 0;
-        ep_call_cancel(call);
+        pthread_mutex_lock(&call->lock);
+        cancel_locked(call);
+        pthread_mutex_unlock(&call->lock);
     }
 }
 
@@ -398,7 +179,8 @@ static void hand_over(ep_call *call)
     ep_call_workers_post(call->client->workers, call);
 }
 
-void ep_call_post(ep_call *call, ep_call_frame *taken_frame, uint32_t flags)
+/* frame may be NULL. The caller holds a use, or is the owner. */
+static void post(ep_call *call, ep_call_frame *taken_frame, uint32_t flags)
 {
     pthread_mutex_lock(&call->lock);
     if (taken_frame != NULL) {
@@ -441,36 +223,80 @@ static void on_timer(ep_timer *timer, void *arg)
 {
     ep_call *call = arg;
     (void)timer;
-    ep_call_post(call, NULL, EP_CALL_FLAG_TIMER);
+    post(call, NULL, EP_CALL_FLAG_TIMER);
     ep_call_unuse(call);
 }
 
-/* A callback never runs in the thread that cancels, so the work is handed over. */
-void ep_call_cancel(ep_call *call)
+static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error)
 {
-    if (call == NULL || ep_fork_guard_in_child(&call->client->guard)) {
-        return;
-    }
-    if (call->stream_call != NULL && ep_stream_call_cancel(call->stream_call)) {
-        return;
-    }
+    ep_call_frame *frame = arg;
+    ep_call_check_answer(frame, reply, error);
+    post(frame->call, frame, 0);
+}
+
+/* A callback never runs in the thread that cancels, so the work is handed over. */
+void ep_call_stop(ep_call *call)
+{
     ep_call_use(call);
     bool mine = false;
     pthread_mutex_lock(&call->lock);
     /* else there is nothing to cancel, and the workers may have ended with the client */
     if (!call->done) {
         mine = !call->busy;
-        call->flags |= EP_CALL_FLAG_CANCEL;
-        call->busy = true;
-        if (call->driven) {
-            pthread_cond_broadcast(&call->changed);
-        }
+        cancel_locked(call);
     }
     pthread_mutex_unlock(&call->lock);
     if (mine) {
         hand_over(call);
     }
     ep_call_unuse(call);
+}
+
+/* ---- all calls of a client ---- */
+
+ep_err ep_call_acquire(ep_client *client, ep_call_form form, ep_call **out_call,
+                       ep_error *out_error)
+{
+    ep_call *call =
+        form == EP_FORM_PREPARED ? NULL : ep_call_registry_take_spare(&client->registry);
+    if (call == NULL && ep_call_new(client, on_timer, on_reply, &call) != EP_OK) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call");
+    }
+    call->client = ep_client_ref(client);
+    call->refs = 1;
+    call->first_frames_max = 0;
+    call->form = form;
+    call->done = false;
+    call->began = false;
+    call->deliver = false;
+    call->on_done = NULL;
+    call->stream_call = NULL;
+    *out_call = call;
+    return EP_OK;
+}
+
+void ep_calls_wake(ep_client *client)
+{
+    ep_call *call;
+    uint64_t generation = ep_call_registry_wake(&client->registry);
+    while ((call = ep_call_registry_next_woken(&client->registry, generation)) != NULL) {
+        post(call, NULL, EP_CALL_FLAG_WAKE);
+        ep_call_unuse(call);
+    }
+}
+
+bool ep_calls_close(ep_client *client, uint64_t timeout_us)
+{
+    ep_call *call;
+    ep_call_registry_close(&client->registry);
+    while ((call = ep_call_registry_next_to_cancel(&client->registry)) != NULL) {
+        ep_call_stop(call);
+        ep_call_unuse(call);
+    }
+    while ((call = ep_call_registry_take_spare(&client->registry)) != NULL) {
+        ep_call_free(call);
+    }
+    return ep_call_registry_wait_idle(&client->registry, timeout_us);
 }
 
 /* ---- a run ---- */
@@ -482,7 +308,80 @@ static void wait_changed(ep_call *call)
     call->waiters--;
 }
 
-static void become_busy(ep_call *call)
+static void count_nonfinite(ep_call *call)
+{
+    const ep_batch *batch = &call->spec.batch;
+    uint64_t rows = 0;
+    for (uint32_t t = 0; t < batch->tokens; t++) {
+        rows += ep_batch_token_active(batch, t) && ep_batch_count_nonfinite(batch, t) > 0;
+    }
+    ep_count(&call->client->counters.nonfinite_rows, rows);
+}
+
+/* Checks the batch against its layer and takes what the run needs. */
+static ep_err prepare_run(ep_call *call, const ep_view_layer *at, ep_error *out_error)
+{
+    ep_client *client = call->client;
+    const ep_batch *batch = &call->spec.batch;
+    const ep_layer_shape *shape = &at->layer->shape;
+    ep_flow_limits limits = client->flow;
+    ep_err err = ep_batch_check(batch, shape, out_error);
+    if (err == EP_OK && !ep_view_has_numerics(at->view, at->model_index, out_error)) {
+        err = EP_ERR_UNAVAILABLE;
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    limits.decode_tokens_max = at->view->table->decode_tokens_max;
+    ep_flow_pick(&limits, call->spec.mode, batch, shape, &call->flow);
+    call->class_index = call->flow.prefill ? EP_PEER_BULK : EP_PEER_DECODE;
+    err = ep_flow_check(&call->flow, out_error);
+    if (err == EP_OK) {
+        err = ep_call_reserve_run(call, shape, &call->flow, out_error);
+    }
+    if (err == EP_OK && ep_call_use_view(call, at) != EP_OK) {
+        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call");
+    }
+    return err == EP_OK ? ep_call_registry_add(&client->registry, call, out_error) : err;
+}
+
+/* After prepare_run: sends what can be sent at once. */
+static void begin_run(ep_call *call, uint64_t begin_ns)
+{
+    ep_client *client = call->client;
+    const ep_call_spec *spec = &call->spec;
+    const ep_routing_table *table = call->at.view->table;
+    uint64_t deadline_us = spec->deadline_us != 0 ? spec->deadline_us : client->config.deadline_us;
+    ep_call_actions actions = {0};
+    ep_call_use(call);
+    ep_count(&client->counters.calls, 1);
+    ep_retry_budget_share(&client->budget, ep_client_hedge_permille(&client->config, table));
+    if (spec->batch.nan_policy != EP_NAN_PASS) { /* else x is read once only, when it is packed */
+        count_nonfinite(call);
+    }
+    /* Nodes pass rows on to whom the coordinator has named to them; a table made here knows of
+     * none. */
+    bool is_by_host = spec->comm_alg == EP_MOE_COMM_HIERARCHY && table->epoch.term != 0;
+    call->result = (ep_moe_result){
+        .struct_bytes = sizeof(call->result),
+        .mode = call->flow.prefill ? EP_MOE_PREFILL : EP_MOE_DECODE,
+        .comm_alg = is_by_host ? EP_MOE_COMM_HIERARCHY : EP_MOE_COMM_FULLMESH,
+        .combine_at = spec->batch.node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS};
+    ep_error_clear(&call->result.error);
+    call->pack_ns = 0;
+    call->combine_ns = 0;
+    call->slowest_wait_us = 0;
+    call->spread = __atomic_fetch_add(&client->sequence, 1, __ATOMIC_RELAXED);
+    call->step_member = spec->step_group != 0 ? ep_rpc_call_id_next() : 0;
+    call->tokens_sent = 0;
+    ep_call_state_begin(&call->state, begin_ns, begin_ns + deadline_us * EP_NS_PER_US,
+                        call->flow.windows_count, spec->allow_missing);
+    ep_call_send_windows(call, &actions);
+    perform(call, &actions); /* a first round may fail, or need nothing, at once */
+}
+
+ep_err ep_call_start(ep_call *call, const ep_view_layer *at, uint32_t tokens, uint64_t begin_ns,
+                     ep_error *out_error)
 {
     pthread_mutex_lock(&call->lock);
     while (call->busy) { /* a late answer of the run before is being dropped */
@@ -492,133 +391,50 @@ static void become_busy(ep_call *call)
     call->flags = 0;
     call->done = false;
     pthread_mutex_unlock(&call->lock);
-}
-
-static void stop_being_busy(ep_call *call)
-{
+    call->spec.batch.tokens = tokens;
+    ep_call_trace_begin(call, at->view->table->epoch.number);
+    ep_err err = prepare_run(call, at, out_error);
+    if (err == EP_OK) {
+        begin_run(call, begin_ns);
+        return EP_OK;
+    }
+    ep_call_trace_end(call, err);
+    ep_call_drop_view(call);
     pthread_mutex_lock(&call->lock);
     work_and_leave(call);
-}
-
-static ep_err prepare_run(ep_call *call, ep_view *view, uint32_t tokens, ep_error *out_error)
-{
-    uint32_t model_index = 0;
-    const ep_routing_layer *layer = NULL;
-    ep_err err = ep_view_find(view, call->spec.model, call->spec.version, call->spec.layer,
-                              &model_index, &layer, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    call->spec.batch.tokens = tokens;
-    err = ep_batch_check(&call->spec.batch, &layer->shape, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    if (!ep_view_has_numerics(view, model_index, out_error)) {
-        return EP_ERR_UNAVAILABLE;
-    }
-    err = ep_call_reserve_layer(call, view, layer);
-    if (err == EP_OK) {
-        err = ep_call_state_use_layer(&call->state, layer);
-    }
-    if (err != EP_OK) {
-        return ep_error_set(out_error, err, "no memory for a call");
-    }
-    if (call->view != view) {
-        ep_view_unref(call->view);
-        call->view = ep_view_ref(view);
-    }
-    call->model_index = model_index;
-    call->layer = layer;
-    return EP_OK;
-}
-
-static void count_nonfinite(ep_call *call)
-{
-    const ep_batch *batch = &call->spec.batch;
-    uint64_t rows = 0;
-    if (batch->nan_policy == EP_NAN_PASS) {
-        return; /* x is then read once only, when it is packed */
-    }
-    for (uint32_t t = 0; t < batch->tokens; t++) {
-        rows += ep_batch_token_active(batch, t) && ep_batch_count_nonfinite(batch, t) > 0;
-    }
-    ep_count(&call->client->counters.nonfinite_rows, rows);
-}
-
-static void reset_result(ep_call *call)
-{
-    call->result = (ep_moe_result){.struct_bytes = sizeof(call->result)};
-    call->pack_ns = 0;
-    call->combine_ns = 0;
-    call->slowest_wait_us = 0;
-    ep_error_clear(&call->result.error);
-    call->result.mode = call->flow.prefill ? EP_MOE_PREFILL : EP_MOE_DECODE;
-    /* Nodes pass rows on to whom the coordinator has named to them; a table made here knows of
-     * none. */
-    bool has_neighbours = call->view->table->epoch.term != 0;
-    call->result.comm_alg = call->spec.comm_alg == EP_MOE_COMM_HIERARCHY && has_neighbours
-                                ? EP_MOE_COMM_HIERARCHY
-                                : EP_MOE_COMM_FULLMESH;
-    call->result.combine_at =
-        call->spec.batch.node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS;
-}
-
-static ep_err start_busy(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns,
-                         ep_error *out_error)
-{
-    ep_client *client = call->client;
-    ep_flow_limits limits = client->flow;
-    ep_err err = prepare_run(call, view, tokens, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    limits.decode_tokens_max = view->table->decode_tokens_max;
-    ep_retry_budget_share(&client->budget, ep_client_hedge_permille(&client->config, view->table));
-    ep_flow_pick(&limits, call->spec.mode, &call->spec.batch, &call->layer->shape, &call->flow);
-    err = ep_flow_check(&call->flow, &call->spec.batch, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = reserve_run(call, &call->layer->shape, &call->flow, out_error);
-    if (err == EP_OK) {
-        err = ep_call_registry_add(&client->registry, call, out_error);
-    }
-    if (err != EP_OK) {
-        return err;
-    }
-    ep_call_use(call);
-    ep_count(&client->counters.calls, 1);
-    count_nonfinite(call);
-    reset_result(call);
-    call->spread = __atomic_fetch_add(&client->sequence, 1, __ATOMIC_RELAXED);
-    call->step_member = call->spec.step_group != 0 ? ep_rpc_call_id_next() : 0;
-    uint64_t deadline_us =
-        call->spec.deadline_us != 0 ? call->spec.deadline_us : client->config.deadline_us;
-    call->served_count = 0;
-    ep_call_state_begin(&call->state, begin_ns, begin_ns + deadline_us * EP_NS_PER_US,
-                        call->flow.windows_count, call->spec.allow_missing);
-    call->tokens_sent = 0;
-    call->is_piecewise = ep_flow_is_piecewise(&call->flow);
-    ep_call_actions actions = {0};
-    ep_call_send_windows(call, &actions);
-    perform(call, &actions); /* a first round may fail, or need nothing, at once */
-    return EP_OK;
-}
-
-ep_err ep_call_start(ep_call *call, ep_view *view, uint32_t tokens, uint64_t begin_ns,
-                     ep_error *out_error)
-{
-    become_busy(call);
-    call->spec.batch.tokens = tokens;
-    ep_call_trace_begin(call, view->table->epoch.number);
-    ep_err err = start_busy(call, view, tokens, begin_ns, out_error);
-    if (err != EP_OK) {
-        ep_call_trace_end(call, err);
-        ep_call_drop_view(call);
-        stop_being_busy(call);
-    }
     return err;
+}
+
+ep_err ep_call_start_newest(ep_call *call, uint32_t tokens, ep_error *out_error)
+{
+    const ep_call_spec *spec = &call->spec;
+    ep_view_layer at;
+    ep_view *view = NULL;
+    ep_err err = ep_cluster_current_view(call->client->cluster, &view, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = ep_view_find(view, spec->model, spec->version, spec->layer, &at, out_error);
+    if (err == EP_OK) {
+        err = ep_call_start(call, &at, tokens, ep_clock_now_ns(), out_error);
+    }
+    ep_view_unref(view);
+    return err;
+}
+
+ep_err ep_call_check_begin(const ep_call *call, uint32_t n_active, ep_error *out_error)
+{
+    if (call->began) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "the call has begun already: ep_call_finish comes first");
+    }
+    if (n_active > call->tokens_max) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "n_active is %" PRIu32 ": allowed 0..%" PRIu32
+                            ", the tokens of the registered buffers",
+                            n_active, call->tokens_max);
+    }
+    return EP_OK;
 }
 
 void ep_call_leave(ep_call *call)

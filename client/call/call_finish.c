@@ -27,39 +27,32 @@ static uint32_t out_rows_per_token(const ep_batch *batch)
     return batch->form == EP_RESULT_UNCOMBINED ? batch->top_k : 1;
 }
 
-/* Where tokens of the run are combined to. */
-static ep_combine_out result_place(const ep_call *call)
-{
-    if (!call->is_piecewise) {
-        return call->spec.out;
-    }
-    size_t row = out_row_bytes(&call->spec.batch);
-    return (ep_combine_out){.data = call->out_scratch,
-                            .token_stride_bytes =
-                                (int64_t)(row * out_rows_per_token(&call->spec.batch)),
-                            .slot_stride_bytes = (int64_t)row};
-}
-
+/* Piecewise into the scratch result, else straight into out. */
 static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
     const ep_batch *batch = &call->spec.batch;
-    const ep_layer_shape *shape = &call->layer->shape;
-    ep_combine_out out = result_place(call);
-    uint64_t begin_ns = ep_call_timing_now(call);
+    const ep_layer_shape *shape = &call->at.layer->shape;
+    size_t row = out_row_bytes(batch);
+    const ep_combine_out scratch = {.data = call->out_scratch,
+                                    .token_stride_bytes =
+                                        (int64_t)(row * out_rows_per_token(batch)),
+                                    .slot_stride_bytes = (int64_t)row};
+    const ep_combine_out *out = call->flow.is_piecewise ? &scratch : &call->spec.out;
+    uint64_t begin_ns = call->spec.want_timing ? ep_clock_now_ns() : 0;
     if (batch->combine_quant == EP_COMBINE_PLAIN) {
-        ep_combine(batch, shape, call->rows, token_begin, token_end, call->combine_scratch, &out);
+        ep_combine(batch, shape, call->rows, token_begin, token_end, call->combine_scratch, out);
     } else {
         ep_combine_quantized(batch, shape, call->rows, ep_call_row_scales(call), token_begin,
-                             token_end, call->combine_scratch, &out);
+                             token_end, call->combine_scratch, out);
     }
-    ep_call_timing_add(&call->combine_ns, begin_ns);
+    call->combine_ns += begin_ns != 0 ? ep_clock_now_ns() - begin_ns : 0;
 }
 
 void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame)
 {
     uint32_t per_token = ep_call_slots_per_token(call);
     uint32_t ready = 0;
-    if (!call->is_piecewise) {
+    if (!call->flow.is_piecewise) {
         return;
     }
     for (uint32_t i = 0; i < frame->slots_count; i++) {
@@ -87,21 +80,21 @@ void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame)
  * missing. */
 static void combine_rest(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
-    uint32_t rest = call->is_piecewise ? 0 : token_end - token_begin;
-    for (uint32_t t = token_begin; call->is_piecewise && t < token_end; t++) {
+    uint32_t rest = call->flow.is_piecewise ? 0 : token_end - token_begin;
+    for (uint32_t t = token_begin; call->flow.is_piecewise && t < token_end; t++) {
         rest += call->rows_left[t] != EP_CALL_COMBINED;
     }
     if (rest == 0) {
         return;
     }
     bool is_traced = ep_call_trace_combine_begin(call, rest);
-    for (uint32_t t = token_begin; call->is_piecewise && t < token_end; t++) {
+    for (uint32_t t = token_begin; call->flow.is_piecewise && t < token_end; t++) {
         if (call->rows_left[t] != EP_CALL_COMBINED) {
             combine(call, t, t + 1);
             call->rows_left[t] = EP_CALL_COMBINED;
         }
     }
-    if (!call->is_piecewise) {
+    if (!call->flow.is_piecewise) {
         combine(call, token_begin, token_end);
     }
     if (is_traced) {
@@ -126,9 +119,17 @@ static void copy_scratch_to_out(ep_call *call)
     }
 }
 
-static void release_window(ep_call *call, uint32_t window)
+static void give_back_room(ep_call *call)
 {
-    for (uint32_t i = 0; i < call->state.parcels_count && i < call->frames_count; i++) {
+    __atomic_fetch_sub(&call->client->window_bytes, call->kept_bytes, __ATOMIC_RELAXED);
+    call->kept_bytes = 0;
+}
+
+void ep_call_end_window(ep_call *call, uint32_t window)
+{
+    ep_call_window *ended = &call->windows[window];
+    combine_rest(call, ended->begin, ended->end);
+    for (uint32_t i = 0; i < call->state.parcels_count; i++) {
         const ep_parcel *parcel = &call->state.parcels[i];
         if ((parcel->phase == EP_PARCEL_ARRIVED || parcel->phase == EP_PARCEL_SPENT) &&
             parcel->window == window) {
@@ -136,20 +137,12 @@ static void release_window(ep_call *call, uint32_t window)
         }
     }
     ep_call_state_release_window(&call->state, window);
-    __atomic_fetch_sub(&call->client->window_bytes, call->windows[window].bytes, __ATOMIC_RELAXED);
-    call->windows[window].bytes = 0;
-}
-
-void ep_call_end_window(ep_call *call, uint32_t window)
-{
-    ep_call_window *ended = &call->windows[window];
-    combine_rest(call, ended->begin, ended->end);
+    call->kept_bytes += ended->bytes;
+    ended->bytes = 0;
     /* else other calls could leave this one without room halfway */
-    if (call->tokens_sent < call->spec.batch.tokens) {
-        call->kept_bytes += ended->bytes;
-        ended->bytes = 0;
+    if (call->tokens_sent == call->spec.batch.tokens) {
+        give_back_room(call);
     }
-    release_window(call, window);
 }
 
 /* With allow_missing, at the deadline: slots whose row did not come, in windows under way and in
@@ -164,7 +157,7 @@ static void count_missing(ep_call *call)
     for (size_t s = 0; s < end; s++) {
         uint32_t expert;
         ep_slot_kind kind =
-            ep_batch_slot(&call->spec.batch, &call->layer->shape, (uint32_t)(s / per_token),
+            ep_batch_slot(&call->spec.batch, &call->at.layer->shape, (uint32_t)(s / per_token),
                           (uint32_t)(s % per_token), &expert);
         if ((kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) && call->rows[s] == NULL) {
             if (call->result.missing_count == 0) {
@@ -183,12 +176,12 @@ static void write_out(ep_call *call)
     if (call->spec.allow_missing) {
         count_missing(call);
     }
-    if (call->is_piecewise) {
+    if (call->flow.is_piecewise) {
         memset(call->rows_left + call->tokens_sent, 0,
                (call->spec.batch.tokens - call->tokens_sent) * sizeof(*call->rows_left));
     }
     combine_rest(call, 0, call->spec.batch.tokens);
-    if (call->is_piecewise) {
+    if (call->flow.is_piecewise) {
         copy_scratch_to_out(call);
     }
 }
@@ -200,7 +193,7 @@ static uint32_t blamed_expert(const ep_call *call, const ep_call_frame *frame)
     uint32_t expert = EP_NO_EXPERT;
     uint32_t per_token = ep_call_slots_per_token(call);
     if (frame != NULL && frame->slots_count > 0) {
-        ep_batch_slot(&call->spec.batch, &call->layer->shape, frame->slots[0] / per_token,
+        ep_batch_slot(&call->spec.batch, &call->at.layer->shape, frame->slots[0] / per_token,
                       frame->slots[0] % per_token, &expert);
     }
     return expert;
@@ -210,13 +203,13 @@ static uint32_t blamed_expert(const ep_call *call, const ep_call_frame *frame)
  * known. */
 static ep_peer *former_owner(const ep_call *call, uint32_t expert)
 {
-    const ep_routing_layer *layer = call->layer;
+    const ep_routing_layer *layer = call->at.layer;
     if (layer->offsets[expert] < layer->offsets[expert + 1]) {
         return NULL;
     }
-    uint32_t node =
-        ep_view_former_owner(call->view, (uint32_t)(layer - call->view->table->layers), expert);
-    return node == UINT32_MAX ? NULL : call->view->peers[node];
+    uint32_t node = ep_view_former_owner(call->at.view,
+                                         (uint32_t)(layer - call->at.view->table->layers), expert);
+    return node == UINT32_MAX ? NULL : call->at.view->peers[node];
 }
 
 /* "n1: not connected ...; n2: ..." for the copies of an expert. */
@@ -224,12 +217,12 @@ static void describe_copies(const ep_call *call, uint32_t expert, uint64_t now_n
                             size_t bytes)
 {
     size_t used = 0;
-    const ep_routing_layer *layer = call->layer;
+    const ep_routing_layer *layer = call->at.layer;
     ep_peer *former = former_owner(call, expert);
     snprintf(out_text, bytes, "the table lists no copy of it");
     if (former != NULL) {
         char state[180];
-        ep_peer_describe(former, EP_PEER_DECODE, now_ns, state, sizeof(state));
+        ep_peer_link_describe(&former->links[EP_PEER_DECODE], now_ns, state, sizeof(state));
         snprintf(out_text, bytes,
                  "the table lists no copy of it any more; last report of node %.60s: %s",
                  ep_peer_label(former), state);
@@ -238,24 +231,23 @@ static void describe_copies(const ep_call *call, uint32_t expert, uint64_t now_n
          i++) {
         char state[256];
         uint32_t node = layer->copies[i];
-        ep_peer *peer = call->view->peers[node];
-        ep_peer_describe(peer, call->flow.prefill ? EP_PEER_BULK : EP_PEER_DECODE, now_ns, state,
-                         sizeof(state));
-        int n =
-            snprintf(out_text + used, bytes - used, "%snode %s: %s%s", used == 0 ? "" : "; ",
-                     ep_peer_label(peer), state,
-                     ep_view_allows(call->view, call->model_index, node) ? ""
-                     : call->view->pins[call->model_index][0] == 0 ? " (no numerics id chosen yet)"
-                                                                   : " (other numerics)");
+        ep_peer *peer = call->at.view->peers[node];
+        ep_peer_link_describe(&peer->links[call->class_index], now_ns, state, sizeof(state));
+        int n = snprintf(out_text + used, bytes - used, "%snode %s: %s%s", used == 0 ? "" : "; ",
+                         ep_peer_label(peer), state,
+                         ep_view_allows(call->at.view, call->at.model_index, node) ? ""
+                         : call->at.view->pins[call->at.model_index][0] == 0
+                             ? " (no numerics id chosen yet)"
+                             : " (other numerics)");
         used += n > 0 ? (size_t)n : 0;
     }
 }
 
 static const ep_peer *blamed_peer(const ep_call *call, uint32_t expert)
 {
-    const ep_routing_layer *layer = call->layer;
+    const ep_routing_layer *layer = call->at.layer;
     if (layer->offsets[expert] < layer->offsets[expert + 1]) {
-        return call->view->peers[layer->copies[layer->offsets[expert]]];
+        return call->at.view->peers[layer->copies[layer->offsets[expert]]];
     }
     return former_owner(call, expert);
 }
@@ -275,7 +267,7 @@ static void write_last_report(const ep_call *call, uint64_t now_ns, char *out_te
 static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now_ns,
                          ep_error *error)
 {
-    const ep_routing_model *model = &call->view->table->models[call->model_index];
+    const ep_routing_model *model = &call->at.view->table->models[call->at.model_index];
     uint32_t expert = blamed_expert(call, frame);
     uint64_t waited_us = (now_ns - call->state.begin_ns) / EP_NS_PER_US;
     ep_err code = call->state.code;
@@ -283,10 +275,11 @@ static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now
     char copies[320] = "";
     char last[256];
     write_last_report(call, now_ns, last, sizeof(last));
-    if (frame != NULL && frame->peer != NULL) {
+    if (frame != NULL && frame->link != NULL) {
         char state[256];
-        snprintf(node, sizeof(node), "%.*s", (int)sizeof(node) - 1, ep_peer_label(frame->peer));
-        ep_peer_describe(frame->peer, frame->class_index, now_ns, state, sizeof(state));
+        snprintf(node, sizeof(node), "%.*s", (int)sizeof(node) - 1,
+                 ep_peer_label(frame->link->peer));
+        ep_peer_link_describe(frame->link, now_ns, state, sizeof(state));
         ep_error_set(error, code,
                      "layer %" PRIu32 ", expert %" PRIu32
                      " of model %.60s:%s: no reply from node %s within %" PRIu64
@@ -339,10 +332,10 @@ void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns)
     bool is_short = call->state.code == EP_OK && call->result.missing_count > 0;
     /* OK: other copies had answered */
     ep_err why = is_short ? EP_ERR_DEADLINE_EXCEEDED : call->state.code;
-    for (uint32_t i = 0; i < call->state.parcels_count && i < call->frames_count; i++) {
+    for (uint32_t i = 0; i < call->state.parcels_count; i++) {
         ep_call_frame *frame = call->frames[i];
         if (call->state.parcels[i].phase == EP_PARCEL_ZOMBIE && frame->rpc_id != 0) {
-            ep_answer_times *times = &frame->peer->links[frame->class_index].times;
+            ep_answer_times *times = &frame->link->times;
             uint64_t waited_ns = now_ns > frame->sent_ns ? now_ns - frame->sent_ns : 0;
             ep_answer_times_add_lost(times, frame->slots_count, waited_ns);
             /* a hedge was sent later */
@@ -357,22 +350,6 @@ void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns)
     }
 }
 
-static void clear_unsent(ep_call *call)
-{
-    for (uint32_t i = 0; i < call->frames_count; i++) {
-        if (i >= call->state.parcels_count || call->state.parcels[i].phase == EP_PARCEL_FREE) {
-            ep_call_clear_frame(call->frames[i]);
-        }
-    }
-}
-
-void ep_call_drop_view(ep_call *call)
-{
-    ep_view_unref(call->view);
-    call->view = NULL;
-    call->layer = NULL;
-}
-
 void ep_call_end_run(ep_call *call, uint64_t now_ns)
 {
     ep_moe_result *result = &call->result;
@@ -383,18 +360,24 @@ void ep_call_end_run(ep_call *call, uint64_t now_ns)
         ep_count(&call->client->counters.calls_failed, 1);
     }
     for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
-        release_window(call, w);
+        ep_call_state_release_window(&call->state, w);
+        call->kept_bytes += call->windows[w].bytes;
+        call->windows[w].bytes = 0;
     }
-    __atomic_fetch_sub(&call->client->window_bytes, call->kept_bytes, __ATOMIC_RELAXED);
-    call->kept_bytes = 0;
+    give_back_room(call);
     ep_call_cancel_zombies(call, now_ns);
-    clear_unsent(call);
+    for (uint32_t i = 0; i < call->state.parcels_count; i++) {
+        if (call->state.parcels[i].phase == EP_PARCEL_FREE) {
+            ep_call_clear_frame(call->frames[i]);
+        }
+    }
     result->total_us = (ep_clock_now_ns() - call->state.begin_ns) / EP_NS_PER_US;
     result->pack_us = call->pack_ns / EP_NS_PER_US;
     result->combine_us = call->combine_ns / EP_NS_PER_US;
-    result->epoch_term = call->view->table->epoch.term;
-    result->epoch_number = call->view->table->epoch.number;
-    memcpy(result->numerics, call->view->pins[call->model_index], sizeof(result->numerics));
+    result->epoch_term = call->at.view->table->epoch.term;
+    result->epoch_number = call->at.view->table->epoch.number;
+    snprintf(result->numerics, sizeof(result->numerics), "%s",
+             call->at.view->pins[call->at.model_index]);
     ep_call_trace_end(call, call->state.code);
     ep_call_drop_view(call);
 }

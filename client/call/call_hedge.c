@@ -46,7 +46,7 @@ static bool all_have_copy(const ep_call *call, const uint32_t *numbers, uint32_t
     uint32_t per_token = ep_call_slots_per_token(call);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t expert;
-        ep_batch_slot(&call->spec.batch, &call->layer->shape, numbers[i] / per_token,
+        ep_batch_slot(&call->spec.batch, &call->at.layer->shape, numbers[i] / per_token,
                       numbers[i] % per_token, &expert);
         if (call->chosen[expert] == EP_NO_EXPERT) {
             return false;
@@ -98,7 +98,7 @@ static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *nu
         return;
     }
     ep_call_refresh_view(call);
-    ep_call_choose(call, NULL, call->frames[parcel]->peer);
+    ep_call_choose(call, NULL, call->frames[parcel]->link->peer);
     if (silent && !all_have_copy(call, numbers, count) &&
         ep_call_state_ask_anew(&call->state, parcel, ep_clock_now_ns(), AGAIN_NS)) {
         ep_call_choose_anew(call);
@@ -150,8 +150,7 @@ static void look_at(ep_call *call, uint32_t parcel, uint64_t now_ns, ep_call_act
     bool silent = false;
     uint64_t look_ns = p->look_ns;
     if (look_ns <= now_ns) {
-        silent =
-            ep_peer_is_silent(frame->peer, frame->class_index, now_ns, frame->sent_ns, &look_ns);
+        silent = ep_peer_link_is_silent(frame->link, now_ns, frame->sent_ns, &look_ns);
         look_ns = silent ? now_ns + AGAIN_NS : look_ns;
     }
     ep_call_state_watch(&call->state, parcel, late ? EP_TIME_NEVER : p->hedge_ns, look_ns);

@@ -3,9 +3,9 @@
 
 void ep_call_group_hosts(ep_call *call)
 {
-    const uint32_t *groups = call->view->groups;
-    uint32_t experts = call->layer->shape.experts + call->layer->shape.shared_experts;
-    for (uint32_t n = 0; n < call->view->table->nodes_count; n++) {
+    const uint32_t *groups = call->at.view->groups;
+    uint32_t experts = call->at.layer->shape.experts + call->at.layer->shape.shared_experts;
+    for (uint32_t n = 0; n < call->at.view->table->nodes_count; n++) {
         uint64_t *group_room = &call->room_bytes[groups[n]];
         if (call->usable[n] != 0 && call->room_bytes[n] < *group_room) {
             *group_room = call->room_bytes[n];
@@ -29,7 +29,7 @@ void ep_call_fill_relay(const ep_call *call, ep_call_relay *relay,
 {
     for (uint32_t i = 0; i < relay->count; i++) {
         const ep_host_part *part = &relay->parts[i];
-        const ep_routing_node *node = &call->view->table->nodes[part->node];
+        const ep_routing_node *node = &call->at.view->table->nodes[part->node];
         Expertd__V1__RelayPart *message = &relay->messages[i];
         expertd__v1__relay_part__init(message);
         /* message fields are char *; packing only reads them */

@@ -22,11 +22,6 @@ void ep_call_registry_init(ep_call_registry *out_registry, uint32_t running_max)
 
 void ep_call_registry_fini(ep_call_registry *registry)
 {
-    while (registry->spare != NULL) {
-        ep_call *call = registry->spare;
-        registry->spare = call->links.running_next;
-        ep_call_free(call);
-    }
     pthread_mutex_destroy(&registry->lock);
     pthread_cond_destroy(&registry->idle);
 }
@@ -34,6 +29,12 @@ void ep_call_registry_fini(ep_call_registry *registry)
 void ep_call_registry_use(ep_call_registry *registry)
 {
     __atomic_fetch_add(&registry->uses, 1, __ATOMIC_ACQ_REL);
+}
+
+void ep_call_use(ep_call *call)
+{
+    ep_call_registry_use(&call->client->registry);
+    __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
 }
 
 /* The lock is taken for the last use only while closing; the caller keeps the client's memory alive
@@ -114,11 +115,6 @@ void ep_call_registry_remove(ep_call_registry *registry, ep_call *call)
     pthread_mutex_unlock(&registry->lock);
 }
 
-uint64_t ep_call_registry_generation(ep_call_registry *registry)
-{
-    return __atomic_load_n(&registry->wake_generation, __ATOMIC_ACQUIRE);
-}
-
 bool ep_call_registry_wait(ep_call_registry *registry, ep_call *call, uint64_t seen)
 {
     pthread_mutex_lock(&registry->lock);
@@ -139,22 +135,27 @@ bool ep_call_registry_wait(ep_call_registry *registry, ep_call *call, uint64_t s
     return current;
 }
 
-void ep_call_registry_wake(ep_call_registry *registry)
+uint64_t ep_call_registry_wake(ep_call_registry *registry)
 {
     pthread_mutex_lock(&registry->lock);
     uint64_t generation = __atomic_add_fetch(&registry->wake_generation, 1, __ATOMIC_ACQ_REL);
+    pthread_mutex_unlock(&registry->lock);
+    return generation;
+}
+
+ep_call *ep_call_registry_next_woken(ep_call_registry *registry, uint64_t generation)
+{
+    pthread_mutex_lock(&registry->lock);
+    ep_call *call = registry->waiting_head;
     /* Calls that begin to wait from now on stand behind, with this generation. */
-    while (registry->waiting_head != NULL &&
-           registry->waiting_head->links.waiting_since < generation) {
-        ep_call *call = registry->waiting_head;
+    if (call != NULL && call->links.waiting_since < generation) {
         stop_waiting(registry, call);
         ep_call_use(call); /* a waiting call is running, so it is alive */
-        pthread_mutex_unlock(&registry->lock);
-        ep_call_post(call, NULL, EP_CALL_FLAG_WAKE);
-        ep_call_unuse(call);
-        pthread_mutex_lock(&registry->lock);
+    } else {
+        call = NULL;
     }
     pthread_mutex_unlock(&registry->lock);
+    return call;
 }
 
 ep_call *ep_call_registry_take_spare(ep_call_registry *registry)
@@ -187,35 +188,26 @@ bool ep_call_registry_keep_spare(ep_call_registry *registry, ep_call *call, size
     return keep;
 }
 
-bool ep_call_registry_is_closing(ep_call_registry *registry)
+void ep_call_registry_close(ep_call_registry *registry)
 {
-    return __atomic_load_n(&registry->closing, __ATOMIC_ACQUIRE);
+    pthread_mutex_lock(&registry->lock);
+    __atomic_store_n(&registry->closing, true, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&registry->lock);
 }
 
-static ep_call *next_to_cancel(ep_call_registry *registry)
+ep_call *ep_call_registry_next_to_cancel(ep_call_registry *registry)
 {
+    pthread_mutex_lock(&registry->lock);
     ep_call *call = registry->running;
     while (call != NULL && call->links.cancelled) {
         call = call->links.running_next;
     }
-    return call;
-}
-
-bool ep_call_registry_close(ep_call_registry *registry, uint64_t timeout_us)
-{
-    ep_call *call;
-    pthread_mutex_lock(&registry->lock);
-    __atomic_store_n(&registry->closing, true, __ATOMIC_RELEASE);
-    while ((call = next_to_cancel(registry)) != NULL) {
+    if (call != NULL) {
         call->links.cancelled = true;
         ep_call_use(call);
-        pthread_mutex_unlock(&registry->lock);
-        ep_call_cancel(call);
-        ep_call_unuse(call);
-        pthread_mutex_lock(&registry->lock);
     }
     pthread_mutex_unlock(&registry->lock);
-    return ep_call_registry_wait_idle(registry, timeout_us);
+    return call;
 }
 
 bool ep_call_registry_wait_idle(ep_call_registry *registry, uint64_t timeout_us)

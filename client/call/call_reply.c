@@ -56,61 +56,41 @@ static ep_err check_reply(const ep_call_frame *frame, const ep_rpc_reply *reply,
     return EP_OK;
 }
 
-void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error)
+void ep_call_check_answer(ep_call_frame *frame, const ep_rpc_reply *reply, const ep_error *error)
 {
-    ep_call_frame *frame = arg;
+    ep_answer_times *times = &frame->link->times;
     bool draining = reply != NULL && reply->draining;
     frame->ok = false;
     if (error != NULL) {
         frame->error = *error;
         draining = draining || error->code == EP_ERR_DRAINING;
     } else if (check_reply(frame, reply, &frame->error) == EP_OK) {
+        const Expertd__V1__ForwardReply *header =
+            (const Expertd__V1__ForwardReply *)(const void *)reply->header;
+        uint64_t took_ns = ep_clock_now_ns() - frame->sent_ns;
         frame->ok = true;
         frame->rows = reply->tensors;
         frame->reply = ep_buffer_ref(reply->frame);
-        frame->received_bytes = reply->frame->bytes;
-        ep_call_timing_answered(frame,
-                                (const Expertd__V1__ForwardReply *)(const void *)reply->header);
-        uint64_t took_ns = ep_clock_now_ns() - frame->sent_ns;
-        ep_answer_times *times = &frame->peer->links[frame->class_index].times;
+        frame->timing = (ep_frame_timing){.wait_us = took_ns / EP_NS_PER_US,
+                                          .queue_us = header->queue_us,
+                                          .compute_us = header->compute_us,
+                                          .service_us = header->service_us};
         ep_answer_times_add(times, frame->slots_count, took_ns);
-        ep_answer_pass_add(
-            frame->norm,
-            ((const Expertd__V1__ForwardReply *)(const void *)reply->header)->pass_rows);
+        ep_answer_pass_add(frame->norm, header->pass_rows);
         if (!frame->is_relayed) { /* else a neighbour may have been the slow one */
             ep_answer_pace_add(times, frame->norm, frame->slots_count, took_ns,
                                frame->slowness == 1);
         }
     }
     if (error == NULL || draining) {
-        ep_peer_heard(frame->peer, draining);
+        ep_peer_heard(frame->link->peer, draining);
     }
-    ep_call_post(frame->call, frame, 0);
-}
-
-void ep_call_clear_frame(ep_call_frame *frame)
-{
-    ep_buffer_unref(frame->reply);
-    frame->reply = NULL;
-    frame->rows = NULL;
-    ep_peer_unref(frame->peer);
-    frame->peer = NULL;
-    frame->channel = NULL;
-    frame->rpc_id = 0;
-    frame->is_relayed = false;
-    frame->given_up = false;
-    if (frame->slots_owned) {
-        free(frame->slots);
-    }
-    frame->slots = NULL;
-    frame->slots_count = 0;
-    frame->slots_owned = false;
 }
 
 static uint32_t node_of(const ep_call *call, const ep_peer *peer)
 {
-    for (uint32_t n = 0; n < call->view->table->nodes_count; n++) {
-        if (call->view->peers[n] == peer) {
+    for (uint32_t n = 0; n < call->at.view->table->nodes_count; n++) {
+        if (call->at.view->peers[n] == peer) {
             return n;
         }
     }
@@ -121,7 +101,7 @@ static uint32_t expert_of(const ep_call *call, uint32_t slot_number)
 {
     uint32_t expert;
     uint32_t per_token = ep_call_slots_per_token(call);
-    ep_batch_slot(&call->spec.batch, &call->layer->shape, slot_number / per_token,
+    ep_batch_slot(&call->spec.batch, &call->at.layer->shape, slot_number / per_token,
                   slot_number % per_token, &expert);
     return expert;
 }
@@ -134,7 +114,7 @@ static bool mark_named(ep_call *call, const ep_call_frame *frame, const ep_error
     for (uint32_t i = 0;
          error->code == EP_ERR_NOT_OWNER && error->expert >= 0 && i < frame->slots_count; i++) {
         if (expert_of(call, frame->slots[i]) == (uint32_t)error->expert) {
-            ep_call_state_mark_tried(&call->state, call->layer, (uint32_t)error->expert, node);
+            ep_call_state_mark_tried(&call->state, call->at.layer, (uint32_t)error->expert, node);
             return true;
         }
     }
@@ -144,38 +124,38 @@ static bool mark_named(ep_call *call, const ep_call_frame *frame, const ep_error
 /* Of a relayed frame a neighbour may have failed: then the error names it. */
 static uint32_t failed_node(const ep_call *call, const ep_call_frame *frame, const ep_error *error)
 {
-    const ep_routing_table *table = call->view->table;
+    const ep_routing_table *table = call->at.view->table;
     for (uint32_t n = 0; frame->is_relayed && error->node[0] != 0 && n < table->nodes_count; n++) {
         if (strcmp(table->nodes[n].name, error->node) == 0) {
             return n;
         }
     }
-    return node_of(call, frame->peer);
+    return node_of(call, frame->link->peer);
 }
 
 void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error)
 {
-    if (frame->peer == NULL) {
+    if (frame->link == NULL) {
         return; /* it did not get that far */
     }
     uint32_t node = failed_node(call, frame, error);
     if (error->node[0] == 0) {
         snprintf(error->node, sizeof(error->node), "%.*s", (int)sizeof(error->node) - 1,
-                 ep_peer_label(frame->peer));
+                 ep_peer_label(frame->link->peer));
     }
     const bool has_no_room = error->code == EP_ERR_RESOURCE_EXHAUSTED &&
                              !ep_call_state_is_too_late(&call->state, ep_clock_now_ns(), error);
     if (node == UINT32_MAX || has_no_room || mark_named(call, frame, error, node)) {
         return;
     }
-    if (ep_peer_lost_only_shm(frame->peer, frame->class_index, frame->channel)) {
+    if (ep_peer_link_lost_only_shm(frame->link, frame->channel)) {
         return; /* the same node again, over its stream: nothing is known against it */
     }
     uint32_t last = EP_NO_EXPERT;
     for (uint32_t i = 0; i < frame->slots_count; i++) { /* slots come sorted by expert */
         uint32_t expert = expert_of(call, frame->slots[i]);
         if (expert != last) {
-            ep_call_state_mark_tried(&call->state, call->layer, expert, node);
+            ep_call_state_mark_tried(&call->state, call->at.layer, expert, node);
             last = expert;
         }
     }
@@ -209,8 +189,21 @@ static void place_rows(ep_call *call, const ep_call_frame *frame)
             row_scales[slot] = scales + i * layout.scale_row_bytes;
         }
     }
-    call->result.bytes_received += frame->received_bytes;
-    ep_count(&call->client->counters.bytes_received, frame->received_bytes);
+    call->result.bytes_received += frame->reply->bytes;
+    ep_count(&call->client->counters.bytes_received, frame->reply->bytes);
+}
+
+/* The result tells of the slowest frame. */
+static void count_times(ep_call *call, const ep_call_frame *frame)
+{
+    const ep_frame_timing *timing = &frame->timing;
+    ep_peer_timing_add(&frame->link->peer->timing, timing);
+    if (timing->wait_us >= call->slowest_wait_us) {
+        call->slowest_wait_us = timing->wait_us;
+        call->result.wire_us = ep_timing_wire_us(timing);
+        call->result.queue_us = timing->queue_us;
+        call->result.compute_us = timing->compute_us;
+    }
 }
 
 void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
@@ -230,7 +223,9 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
     }
     if (live && frame->ok) {
         place_rows(call, frame);
-        ep_call_timing_take(call, frame);
+        if (call->spec.want_timing) {
+            count_times(call, frame);
+        }
         ep_call_combine_ready(call, frame);
     } else if (live) {
         ep_call_mark_frame(call, frame, &frame->error);

@@ -10,10 +10,9 @@
 #include "call/call_steps.h"
 #include "expert.pb-c.h"
 #include "wire/forward_codec.h"
-#include "call/silence.h"
+#include "cluster/silence.h"
 #include "wire/frame.h"
 
-#define FRAMES_GROWTH 16u
 /* No answer is late before: a second frame costs about as much as it could save. */
 #define EP_HEDGE_DELAY_MIN_NS (500 * EP_NS_PER_US)
 
@@ -38,75 +37,6 @@ static void fail_memory(ep_call *call, ep_call_actions *actions)
     fail(call, &error, actions);
 }
 
-/* ---- memory ---- */
-
-ep_err ep_call_reserve_frames(ep_call *call, uint32_t count)
-{
-    if (count > call->frames_capacity) {
-        uint32_t capacity = call->frames_capacity + FRAMES_GROWTH > count
-                                ? call->frames_capacity + FRAMES_GROWTH
-                                : count;
-        ep_call_frame **frames = realloc(call->frames, capacity * sizeof(*frames));
-        if (frames == NULL) {
-            return EP_ERR_NO_MEMORY;
-        }
-        call->frames = frames;
-        call->frames_capacity = capacity;
-    }
-    while (call->frames_count < count) {
-        ep_call_frame *frame = calloc(1, sizeof(*frame));
-        if (frame == NULL) {
-            return EP_ERR_NO_MEMORY;
-        }
-        frame->call = call;
-        frame->index = call->frames_count;
-        call->frames[call->frames_count++] = frame;
-    }
-    return EP_OK;
-}
-
-static ep_err reserve_served(ep_call *call, uint32_t count)
-{
-    if (count > call->served_capacity) {
-        const ep_peer **served = realloc(call->served, count * sizeof(*served));
-        if (served == NULL) {
-            return EP_ERR_NO_MEMORY;
-        }
-        call->served = served;
-        call->served_capacity = count;
-    }
-    return EP_OK;
-}
-
-ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routing_layer *layer)
-{
-    uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
-    uint32_t nodes = view->table->nodes_count;
-    if (experts > call->chosen_capacity) {
-        uint32_t *chosen = realloc(call->chosen, 4 * (size_t)experts * sizeof(*chosen));
-        if (chosen == NULL) {
-            return EP_ERR_NO_MEMORY;
-        }
-        call->chosen = chosen;
-        call->grouped = chosen + experts;
-        call->expert_slots = call->grouped + experts;
-        call->chosen_capacity = experts;
-    }
-    if (nodes > call->nodes_capacity) {
-        uint8_t *usable = realloc(call->usable, nodes);
-        call->usable = usable != NULL ? usable : call->usable;
-        uint64_t *room_bytes = realloc(call->room_bytes, nodes * sizeof(*room_bytes));
-        call->room_bytes = room_bytes != NULL ? room_bytes : call->room_bytes;
-        float *slowness = realloc(call->slowness, 2 * (size_t)nodes * sizeof(*slowness));
-        call->slowness = slowness != NULL ? slowness : call->slowness;
-        if (usable == NULL || room_bytes == NULL || slowness == NULL) {
-            return EP_ERR_NO_MEMORY;
-        }
-        call->nodes_capacity = nodes;
-    }
-    return reserve_served(call, nodes);
-}
-
 /* Room for the slot numbers of a frame: in the window's array while it lasts
  * (a first round), else its own. */
 static ep_err give_slots(ep_call *call, ep_call_frame *frame, uint32_t count)
@@ -128,11 +58,6 @@ static ep_err give_slots(ep_call *call, ep_call_frame *frame, uint32_t count)
 
 /* ---- the table ---- */
 
-static ep_peer_class class_of(const ep_call *call)
-{
-    return call->flow.prefill ? EP_PEER_BULK : EP_PEER_DECODE;
-}
-
 /*
  * Takes the newest table for this round. A table that does not list the layer, or lists another
  * shape, is not used: the nodes of the old one serve until its last user is gone, and if they do
@@ -141,51 +66,27 @@ static ep_peer_class class_of(const ep_call *call)
 void ep_call_refresh_view(ep_call *call)
 {
     ep_view *view = ep_cluster_acquire_view(call->client->cluster);
-    const ep_routing_layer *layer = NULL;
-    uint32_t model_index = 0;
-    if (view == call->view || view == NULL) {
+    ep_view_layer at;
+    if (view == call->at.view || view == NULL) {
         ep_view_unref(view);
         return;
     }
-    const ep_layer_shape *old = &call->layer->shape;
+    const ep_layer_shape *old = &call->at.layer->shape;
     /* The version that it began with, also when it named none and the default has moved: rows of
      * two never mix. */
-    const char *version = call->view->table->models[call->model_index].version;
-    if (ep_view_find(view, call->spec.model, version, call->spec.layer, &model_index, &layer,
-                     NULL) != EP_OK ||
-        layer->shape.hidden != old->hidden || layer->shape.experts != old->experts ||
-        layer->shape.shared_experts != old->shared_experts ||
-        ep_call_reserve_layer(call, view, layer) != EP_OK ||
-        ep_call_state_use_layer(&call->state, layer) != EP_OK) {
-        ep_view_unref(view);
-        return;
+    const char *version = call->at.view->table->models[call->at.model_index].version;
+    if (ep_view_find(view, call->spec.model, version, call->spec.layer, &at, NULL) == EP_OK &&
+        at.layer->shape.hidden == old->hidden && at.layer->shape.experts == old->experts &&
+        at.layer->shape.shared_experts == old->shared_experts) {
+        (void)ep_call_use_view(call, &at); /* else the old one serves */
     }
-    ep_view_unref(call->view);
-    call->view = view;
-    call->model_index = model_index;
-    call->layer = layer;
-}
-
-/* 0 no, 1 yes, 2 only when the expert has no better copy. */
-static uint8_t grade(const ep_call *call, uint32_t node)
-{
-    ep_peer *peer = call->view->peers[node];
-    if (!ep_view_allows(call->view, call->model_index, node) ||
-        !ep_peer_is_ready(peer, class_of(call))) {
-        return 0;
-    }
-    return ep_peer_is_draining(peer) || ep_peer_is_suspected(peer, class_of(call)) ? 2 : 1;
-}
-
-static ep_answer_norm *norm_of(const ep_call *call)
-{
-    return &call->client->norms[class_of(call)][call->model_index % EP_CLIENT_NORMS];
+    ep_view_unref(view);
 }
 
 static void choose(ep_call *call, const uint32_t *slots, const uint8_t *tried)
 {
-    const uint32_t pass = __atomic_load_n(&norm_of(call)->pass, __ATOMIC_RELAXED);
-    const ep_copy_choice choice = {.nodes_count = call->view->table->nodes_count,
+    const uint32_t pass = __atomic_load_n(&call->norm->pass, __ATOMIC_RELAXED);
+    const ep_copy_choice choice = {.nodes_count = call->at.view->table->nodes_count,
                                    .usable = call->usable,
                                    .tried = tried,
                                    .slowness = call->has_slow ? call->slowness : NULL,
@@ -194,29 +95,34 @@ static void choose(ep_call *call, const uint32_t *slots, const uint8_t *tried)
                                    .spread = call->spread + call->state.attempt,
                                    .order = call->expert_slots + call->chosen_capacity,
                                    .busy = call->slowness + call->nodes_capacity};
-    ep_choose_copies(call->layer, &choice, call->chosen);
+    ep_choose_copies(call->at.layer, &choice, call->chosen);
 }
 
 void ep_call_choose(ep_call *call, const ep_call_window *window, const ep_peer *avoid)
 {
-    const uint32_t nodes = call->view->table->nodes_count;
+    const ep_view *view = call->at.view;
+    const uint32_t nodes = view->table->nodes_count;
     for (uint32_t n = 0; n < nodes; n++) {
-        const ep_peer *peer = call->view->peers[n];
-        uint64_t frame_bytes_max = __atomic_load_n(&peer->frame_bytes_max, __ATOMIC_RELAXED);
-        call->usable[n] = grade(call, n);
-        call->room_bytes[n] = ep_flow_room_bytes(&call->flow, frame_bytes_max);
-        call->slowness[n] =
-            (float)__atomic_load_n(&peer->links[class_of(call)].times.pace, __ATOMIC_RELAXED);
-        if (avoid != NULL && (peer == avoid || call->usable[n] == 2)) {
-            call->usable[n] = 0;
+        ep_peer *peer = view->peers[n];
+        ep_peer_link *link = &peer->links[call->class_index];
+        bool can_serve =
+            ep_view_allows(view, call->at.model_index, n) && ep_peer_link_is_ready(link);
+        bool is_poor = can_serve && (__atomic_load_n(&peer->draining, __ATOMIC_RELAXED) ||
+                                     ep_peer_link_is_suspected(link));
+        if (avoid != NULL && (peer == avoid || is_poor)) {
+            can_serve = false;
         }
+        call->usable[n] = !can_serve ? 0 : is_poor ? 2 : 1;
+        call->room_bytes[n] = ep_flow_room_bytes(
+            &call->flow, __atomic_load_n(&peer->frame_bytes_max, __ATOMIC_RELAXED));
+        call->slowness[n] = (float)__atomic_load_n(&link->times.pace, __ATOMIC_RELAXED);
     }
     call->has_slow = ep_answer_slowness(call->slowness, call->usable, nodes);
     if (window != NULL) {
-        ep_batch_count_slots(&call->spec.batch, &call->layer->shape, window->begin, window->end,
+        ep_batch_count_slots(&call->spec.batch, &call->at.layer->shape, window->begin, window->end,
                              call->expert_slots);
     }
-    choose(call, window != NULL ? call->expert_slots : NULL, ep_call_state_tried(&call->state));
+    choose(call, window != NULL ? call->expert_slots : NULL, call->state.tried);
 }
 
 void ep_call_choose_anew(ep_call *call)
@@ -229,11 +135,12 @@ void ep_call_choose_anew(ep_call *call)
 static void fill_header(const ep_call *call, Expertd__V1__ForwardRequest *header,
                         Expertd__V1__Epoch *epoch)
 {
-    const ep_routing_table *table = call->view->table;
-    const ep_routing_model *model = &table->models[call->model_index];
+    const ep_routing_table *table = call->at.view->table;
+    const ep_routing_model *model = &table->models[call->at.model_index];
+    /* message fields are char *; packing only reads them */
     header->model = (char *)(uintptr_t)model->name;
     header->version = (char *)(uintptr_t)model->version;
-    header->numerics = call->view->pins[call->model_index];
+    header->numerics = (char *)(uintptr_t)call->at.view->pins[call->at.model_index];
     header->layer = call->spec.layer;
     header->prefill = call->flow.prefill;
     header->step_group = call->spec.step_group;
@@ -247,6 +154,7 @@ static void fill_header(const ep_call *call, Expertd__V1__ForwardRequest *header
     }
 }
 
+/* The frame begins its way: from here on its answer may come. */
 static ep_err start_request(ep_call *call, ep_call_frame *frame,
                             const Expertd__V1__ForwardRequest *header, ep_buffer *tensors,
                             ep_error *out_error)
@@ -272,9 +180,8 @@ static ep_err start_request(ep_call *call, ep_call_frame *frame,
     ep_call_use(call);
     frame->sent_ns = ep_clock_now_ns();
     ep_call_trace_exchange_begin(frame, request.id);
-    ep_call_timing_sent(frame);
-    ep_err err = ep_peer_call_start(frame->peer, frame->class_index, &request, ep_call_on_reply,
-                                    frame, &frame->channel, &frame->rpc_id, out_error);
+    ep_err err = ep_peer_link_call(frame->link, &request, call->on_reply, frame, &frame->channel,
+                                   &frame->rpc_id, out_error);
     if (err != EP_OK) {
         ep_call_trace_exchange_end(frame, err);
         frame->rpc_id = 0;
@@ -283,46 +190,52 @@ static ep_err start_request(ep_call *call, ep_call_frame *frame,
     return err;
 }
 
-static void count_sent(ep_call *call, const ep_call_frame *frame, ep_send_reason reason)
+/* A node counts once, however many frames and rounds it gets. */
+static void count_sent(ep_call *call, const ep_peer *peer, uint64_t bytes, ep_send_reason reason)
 {
     ep_client *client = call->client;
-    call->result.frames++;
-    call->result.bytes_sent += frame->sent_bytes;
+    ep_moe_result *result = &call->result;
+    result->frames++;
+    result->bytes_sent += bytes;
     ep_count(&client->counters.frames_sent, 1);
-    ep_count(&client->counters.bytes_sent, frame->sent_bytes);
+    ep_count(&client->counters.bytes_sent, bytes);
     switch (reason) {
     case EP_SEND_FIRST:
         ep_retry_budget_earn(&client->budget, 1);
         break;
     case EP_SEND_AGAIN:
     case EP_SEND_SILENT:
-        call->result.rerouted_frames++;
+        result->rerouted_frames++;
         ep_count(&client->counters.frames_rerouted, 1);
         break;
     case EP_SEND_LATE:
-        call->result.hedged_frames++;
+        result->hedged_frames++;
         ep_count(&client->counters.frames_hedged, 1);
         break;
     }
-}
-
-/* A node counts once, however many frames and rounds it gets. */
-static void count_node(ep_call *call, const ep_peer *peer)
-{
-    for (uint32_t i = 0; i < call->served_count; i++) {
+    for (uint32_t i = 0; i < result->nodes; i++) {
         if (call->served[i] == peer) {
             return;
         }
     }
-    if (reserve_served(call, call->served_count + 1) == EP_OK) { /* else the number stays too low */
-        call->served[call->served_count++] = peer;
+    /* else the number stays too low */
+    if (ep_call_reserve_served(call, result->nodes + 1) == EP_OK) {
+        call->served[result->nodes++] = peer;
     }
-    call->result.nodes = call->served_count;
 }
 
-static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_chunk *chunk,
-                         ep_error *out_error)
+/* Packs a chunk of the plan and sends it as this frame. */
+static ep_err send_frame(ep_call *call, ep_call_frame *frame, uint32_t chunk_index,
+                         ep_send_reason reason, ep_error *out_error)
 {
+    Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
+    Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
+    ep_call_relay relay = {.count = 0};
+    ep_buffer *tensors = NULL;
+    if (call->is_by_host) { /* chooses the chunk's node, too */
+        ep_call_split_chunk(call, chunk_index, &relay);
+    }
+    const ep_plan_chunk *chunk = &call->plan.chunks[chunk_index];
     if (give_slots(call, frame, chunk->slots_count) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a frame of %u slots",
                             chunk->slots_count);
@@ -331,26 +244,17 @@ static ep_err fill_frame(ep_call *call, ep_call_frame *frame, const ep_plan_chun
         frame->slots[i] = call->plan.slots[chunk->slots_begin + i].slot_number;
     }
     frame->rows_count = chunk->rows_count;
-    frame->peer = ep_peer_ref(call->view->peers[chunk->node]);
-    frame->class_index = class_of(call);
+    frame->link = &ep_peer_ref(call->at.view->peers[chunk->node])->links[call->class_index];
+    frame->is_relayed = relay.count > 0;
     frame->slowness = call->has_slow ? call->slowness[chunk->node] : 1;
-    frame->norm = norm_of(call);
-    memcpy(frame->numerics, call->view->pins[call->model_index], sizeof(frame->numerics));
-    return EP_OK;
-}
-
-static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t chunk,
-                             ep_call_relay *relay, ep_error *out_error)
-{
-    Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
-    Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
-    ep_buffer *tensors = NULL;
+    frame->norm = call->norm;
+    frame->numerics = call->at.view->pins[call->at.model_index];
     ep_call_trace_pack_begin(call, frame);
-    uint64_t pack_begin_ns = ep_call_timing_now(call);
+    uint64_t begin_ns = call->spec.want_timing ? ep_clock_now_ns() : 0;
     ep_err err =
-        ep_forward_pack(&call->spec.batch, &call->plan, chunk, ep_call_slots_per_token(call),
+        ep_forward_pack(&call->spec.batch, &call->plan, chunk_index, ep_call_slots_per_token(call),
                         call->client->pool, &header, &tensors);
-    ep_call_timing_add(&call->pack_ns, pack_begin_ns);
+    call->pack_ns += begin_ns != 0 ? ep_clock_now_ns() - begin_ns : 0;
     ep_call_trace_pack_end(frame);
     if (err != EP_OK) {
         return ep_error_set(out_error, err,
@@ -359,16 +263,14 @@ static ep_err pack_and_start(ep_call *call, ep_call_frame *frame, uint32_t chunk
                             (unsigned long long)call->client->config.buffer_bytes_max);
     }
     fill_header(call, &header, &epoch);
-    ep_call_fill_relay(call, relay, &header);
-    frame->sent_bytes = tensors->bytes + EP_FRAME_FIXED_BYTES;
+    ep_call_fill_relay(call, &relay, &header);
+    uint64_t bytes = tensors->bytes + EP_FRAME_FIXED_BYTES;
     err = start_request(call, frame, &header, tensors, out_error);
     ep_buffer_unref(tensors);
+    if (err == EP_OK) {
+        count_sent(call, frame->link->peer, bytes, reason);
+    }
     return err;
-}
-
-static bool is_hedge(ep_send_reason reason)
-{
-    return reason == EP_SEND_LATE || reason == EP_SEND_SILENT;
 }
 
 /* Hedges are not hedged: their parcel may have other copies, but somewhere it has to end. One to a
@@ -376,8 +278,7 @@ static bool is_hedge(ep_send_reason reason)
  * try it again shall cost no call much. */
 static void watch(ep_call *call, const ep_call_frame *frame, bool as_hedge)
 {
-    uint64_t late_ns =
-        ep_answer_times_late_ns(&frame->peer->links[frame->class_index].times, frame->slots_count);
+    uint64_t late_ns = ep_answer_times_late_ns(&frame->link->times, frame->slots_count);
     if (frame->slowness >= EP_COPY_SLOW && late_ns != EP_ANSWER_TIMES_UNKNOWN) {
         late_ns = (uint64_t)((float)late_ns / frame->slowness);
     }
@@ -392,31 +293,22 @@ static void watch(ep_call *call, const ep_call_frame *frame, bool as_hedge)
 static void send_chunk(ep_call *call, uint32_t window, uint32_t chunk, ep_send_reason reason,
                        uint32_t hedge_of, ep_call_actions *actions)
 {
+    const bool is_hedge = reason == EP_SEND_LATE || reason == EP_SEND_SILENT;
     ep_error error;
     uint32_t parcel = 0;
-    ep_err err = ep_call_reserve_frames(call, ep_call_state_room(&call->state));
+    ep_err err = ep_call_reserve_frames(call, call->state.parcels_count + 1);
     if (err == EP_OK) {
-        err = is_hedge(reason) ? ep_call_state_add_hedge(&call->state, hedge_of, &parcel)
-                               : ep_call_state_add(&call->state, window, &parcel);
+        err = is_hedge ? ep_call_state_add_hedge(&call->state, hedge_of, &parcel)
+                       : ep_call_state_add(&call->state, window, &parcel);
     }
     if (err != EP_OK) {
         fail_memory(call, actions);
         return;
     }
     ep_call_frame *frame = call->frames[parcel];
-    ep_call_relay relay = {.count = 0};
-    if (call->is_by_host) {
-        ep_call_split_chunk(call, chunk, &relay);
-    }
-    err = fill_frame(call, frame, &call->plan.chunks[chunk], &error);
+    err = send_frame(call, frame, chunk, reason, &error);
     if (err == EP_OK) {
-        frame->is_relayed = relay.count > 0;
-        err = pack_and_start(call, frame, chunk, &relay, &error);
-    }
-    if (err == EP_OK) {
-        count_sent(call, frame, reason);
-        count_node(call, frame->peer);
-        watch(call, frame, is_hedge(reason));
+        watch(call, frame, is_hedge);
         return;
     }
     ep_call_mark_frame(call, frame, &error);
@@ -439,14 +331,14 @@ void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, ui
 ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end,
                           const uint32_t *numbers, uint32_t numbers_count, ep_error *out_error)
 {
-    ep_plan_cut cut = ep_flow_cut(&call->spec.batch);
+    ep_plan_cut cut = call->flow.cut;
     cut.room_bytes = call->room_bytes;
     call->is_by_host = call->result.comm_alg == EP_MOE_COMM_HIERARCHY && numbers == NULL;
     if (call->is_by_host) {
         ep_call_group_hosts(call);
     }
-    return ep_routing_plan_build(&call->plan, &call->spec.batch, call->layer,
-                                 call->view->table->nodes_count,
+    return ep_routing_plan_build(&call->plan, &call->spec.batch, call->at.layer,
+                                 call->at.view->table->nodes_count,
                                  call->is_by_host ? call->grouped : call->chosen, &cut, token_begin,
                                  token_end, numbers, numbers_count, out_error);
 }
@@ -456,7 +348,7 @@ static ep_err keep(ep_call *call, uint32_t window, const uint32_t *numbers, uint
                    bool is_late)
 {
     uint32_t parcel = 0;
-    ep_err err = ep_call_reserve_frames(call, ep_call_state_room(&call->state));
+    ep_err err = ep_call_reserve_frames(call, call->state.parcels_count + 1);
     if (err == EP_OK) {
         err = is_late ? ep_call_state_add_late(&call->state, window, &parcel)
                       : ep_call_state_add_stuck(&call->state, window, ep_clock_now_ns(), &parcel);
@@ -483,7 +375,7 @@ static ep_err split_list(const ep_call *call, slot_list *list, uint32_t *out_wit
     for (uint32_t i = 0; i < list->count; i++) {
         uint32_t expert;
         uint32_t number = list->numbers[i];
-        ep_batch_slot(&call->spec.batch, &call->layer->shape, number / per_token,
+        ep_batch_slot(&call->spec.batch, &call->at.layer->shape, number / per_token,
                       number % per_token, &expert);
         if (call->chosen[expert] == EP_NO_EXPERT) {
             without[without_count++] = number;
@@ -532,7 +424,7 @@ static void route_list(ep_call *call, uint32_t window, slot_list *list, bool aga
  * again. */
 static void wait_for_wake(ep_call *call, uint64_t seen)
 {
-    if (ep_call_state_wants_wake(&call->state) &&
+    if (call->state.waiting_count > 0 &&
         !ep_call_registry_wait(&call->client->registry, call, seen)) {
         pthread_mutex_lock(&call->lock);
         call->flags |= EP_CALL_FLAG_WAKE; /* this thread is busy with the call and will see it */
@@ -543,7 +435,7 @@ static void wait_for_wake(ep_call *call, uint64_t seen)
 static bool needs_row(const ep_call *call, uint32_t number, uint32_t per_token)
 {
     uint32_t expert;
-    ep_slot_kind kind = ep_batch_slot(&call->spec.batch, &call->layer->shape, number / per_token,
+    ep_slot_kind kind = ep_batch_slot(&call->spec.batch, &call->at.layer->shape, number / per_token,
                                       number % per_token, &expert);
     return kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED;
 }
@@ -587,9 +479,8 @@ static void route_window(ep_call *call, uint32_t window, ep_call_actions *action
 static ep_err claim_window(ep_call *call, ep_call_window *window, ep_error *out_error)
 {
     ep_client *client = call->client;
-    const ep_batch *batch = &call->spec.batch;
     uint64_t slots = (uint64_t)(window->end - window->begin) * ep_call_slots_per_token(call);
-    uint64_t bytes = ep_flow_claim_bytes(&call->flow, batch, slots, call->view->table->nodes_count);
+    uint64_t bytes = ep_flow_claim_bytes(&call->flow, slots, call->at.view->table->nodes_count);
     uint64_t kept = bytes < call->kept_bytes ? bytes : call->kept_bytes;
     uint64_t more = bytes - kept;
     uint64_t total = __atomic_add_fetch(&client->window_bytes, more, __ATOMIC_RELAXED);
@@ -653,7 +544,7 @@ static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
     ep_call_choose(call, window, NULL);
     route_window(call, index, actions);
     ep_call_trace_plan_end(call);
-    if (call->is_piecewise && !actions->complete) {
+    if (call->flow.is_piecewise && !actions->complete) {
         count_rows_left(call, window);
     }
     call->state.attempt++;

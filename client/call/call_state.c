@@ -161,12 +161,6 @@ uint32_t ep_call_state_parcels_used(const ep_call_state *state)
     return used;
 }
 
-uint32_t ep_call_state_room(const ep_call_state *state)
-{
-    uint32_t parcel = free_parcel(state);
-    return parcel < state->parcels_count ? state->parcels_count : parcel + 1;
-}
-
 static ep_err take_parcel(ep_call_state *state, uint32_t window, uint32_t *out_parcel)
 {
     EP_ASSERT(state->phase == EP_CALL_RUNNING && state->windows[window].phase != EP_WINDOW_FREE);
@@ -681,16 +675,6 @@ uint64_t ep_call_state_due_ns(const ep_call_state *state)
     return due_ns;
 }
 
-bool ep_call_state_wants_wake(const ep_call_state *state)
-{
-    for (uint32_t i = 0; i < state->parcels_count && state->waiting_count > 0; i++) {
-        if (state->parcels[i].phase == EP_PARCEL_STUCK) {
-            return true;
-        }
-    }
-    return false;
-}
-
 ep_err ep_call_state_use_layer(ep_call_state *state, const ep_routing_layer *layer)
 {
     uint32_t copies = layer->offsets[layer->shape.experts + layer->shape.shared_experts];
@@ -711,9 +695,4 @@ void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *laye
             state->tried_marks++;
         }
     }
-}
-
-const uint8_t *ep_call_state_tried(const ep_call_state *state)
-{
-    return state->tried_marks > 0 ? state->tried : NULL;
 }

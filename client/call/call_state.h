@@ -125,6 +125,8 @@ typedef struct ep_call_state {
     uint32_t blame;      /* DONE with an error: the parcel the call waited for, UINT32_MAX none */
     ep_error last_error; /* newest failure of a parcel; code OK when there was none */
     uint64_t last_error_ns;
+    uint8_t *tried; /* [tried_count] per copy of the layer in use, as ep_copy_choice.tried */
+    uint32_t waiting_count; /* DELAYED, STUCK */
     /* private */
     ep_retry_budget *budget;
     uint64_t random;
@@ -132,9 +134,7 @@ typedef struct ep_call_state {
     ep_parcel *parcels;
     uint32_t parcels_count; /* used so far, FREE ones included */
     uint32_t parcels_capacity;
-    uint32_t waiting_count; /* DELAYED, STUCK */
-    uint64_t look_ns;       /* not after the first hedge_ns or look_ns */
-    uint8_t *tried;         /* [tried_count] per copy of the layer, as in layer->copies */
+    uint64_t look_ns; /* not after the first hedge_ns or look_ns */
     uint32_t tried_count;
     uint32_t tried_capacity;
     uint32_t tried_marks; /* of them, set */
@@ -185,9 +185,7 @@ void ep_call_state_withdraw_window(ep_call_state *state, uint32_t window);
 bool ep_call_state_has_window(const ep_call_state *state);
 /* Parcels that are not free. */
 uint32_t ep_call_state_parcels_used(const ep_call_state *state);
-/* How many parcels there will be once one more is added: a free one is taken again. */
-uint32_t ep_call_state_room(const ep_call_state *state);
-/* Adds a parcel that is being sent. Errors: NO_MEMORY. */
+/* Adds a parcel that is being sent; a free one is taken again. Errors: NO_MEMORY. */
 ep_err ep_call_state_add(ep_call_state *state, uint32_t window, uint32_t *out_parcel);
 /* When an IN_FLIGHT parcel is late, and when to look whether its node, or a HEDGE's, is silent. */
 void ep_call_state_watch(ep_call_state *state, uint32_t parcel, uint64_t hedge_ns,
@@ -224,8 +222,6 @@ void ep_call_state_step(ep_call_state *state, uint64_t now_ns, const ep_call_eve
 /* When EP_EVENT_TIMER is due: the deadline, the end of a pause, or a look at what is in flight.
  * EP_TIME_NEVER when not RUNNING. */
 uint64_t ep_call_state_due_ns(const ep_call_state *state);
-/* True when something waits for a newer table or for a node to return. */
-bool ep_call_state_wants_wake(const ep_call_state *state);
 
 /* Forgets which copies were tried and sizes the marks for a layer: another table is in use. Errors:
  * NO_MEMORY. */
@@ -236,7 +232,5 @@ bool ep_call_state_is_too_late(const ep_call_state *state, uint64_t now_ns, cons
 /* The copy of expert on node is not to be tried again in this round. */
 void ep_call_state_mark_tried(ep_call_state *state, const ep_routing_layer *layer, uint32_t expert,
                               uint32_t node);
-/* As ep_copy_choice.tried, for the layer in use. */
-const uint8_t *ep_call_state_tried(const ep_call_state *state);
 
 #endif

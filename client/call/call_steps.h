@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of a call's work, for its busy thread: call_send.c, call_reply.c, call_finish.c. */
+/* What a call's busy thread does with windows and frames: call_send.c, call_hedge.c, call_reply.c,
+ * call_finish.c. */
 #ifndef EP_CLIENT_CALL_STEPS_H
 #define EP_CLIENT_CALL_STEPS_H
 
@@ -38,22 +39,14 @@ ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_en
 void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, uint32_t hedge_of,
                        ep_call_actions *actions);
 
-/* Grows the array of frames. Errors: NO_MEMORY. */
-ep_err ep_call_reserve_frames(ep_call *call, uint32_t count);
-/* Errors: NO_MEMORY. */
-ep_err ep_call_reserve_layer(ep_call *call, const ep_view *view, const ep_routing_layer *layer);
-
-/* On a transport thread: checks an answer and posts it. */
-void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error);
+/* On a transport thread: checks an answer, which is then to be posted. */
+void ep_call_check_answer(ep_call_frame *frame, const ep_rpc_reply *reply, const ep_error *error);
 /* Steps the state with a posted answer. Gives back the frame's use: the call is then held by
  * someone else only. */
 void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
                          ep_call_actions *actions);
 /* Notes which copies a failed frame tried; fills in the node of an error that names none. */
 void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error);
-/* Drops what a frame holds: peer, reply, slots. */
-void ep_call_clear_frame(ep_call_frame *frame);
-
 /* Combines the tokens of an answer whose rows are all here. */
 void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame);
 /* Combines what is left of the window and gives back its buffers. */
@@ -61,10 +54,6 @@ void ep_call_end_window(ep_call *call, uint32_t window);
 /* The run is over with state.code: writes out or the error, fills call->result, cancels what is
  * still in flight. */
 void ep_call_end_run(ep_call *call, uint64_t now_ns);
-/* Between runs a call holds no table and no peer: a prepared one may outlive the client's
- * connections. */
-void ep_call_drop_view(ep_call *call);
-
 /* A window's part of call->window_slots, in slots. */
 static inline size_t ep_call_window_slots(const ep_call *call)
 {
@@ -84,7 +73,7 @@ static inline bool ep_call_frame_has_row(const ep_call *call, const ep_call_fram
 
 static inline uint32_t ep_call_slots_per_token(const ep_call *call)
 {
-    return ep_batch_slots_per_token(&call->spec.batch, &call->layer->shape);
+    return ep_batch_slots_per_token(&call->spec.batch, &call->at.layer->shape);
 }
 
 /* [T * slots per token] where each quantised row's scales are. */

@@ -96,7 +96,7 @@ void ep_call_trace_pack_begin(ep_call *call, ep_call_frame *frame)
     frame->trace.exchange_open = false;
     if (frame->trace.pack_open || frame->trace.is_on) {
         frame->trace.fields = inner(call, number, frame->slots_count);
-        frame->trace.fields.peer = ep_peer_label(frame->peer);
+        frame->trace.fields.peer = ep_peer_label(frame->link->peer);
     }
     if (frame->trace.pack_open) {
         EP_TRACE(pack_begin, &frame->trace.fields);

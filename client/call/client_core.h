@@ -14,6 +14,7 @@
 #include "cluster/cluster.h"
 #include "expertd/client.h"
 #include "call/flow.h"
+#include "common/config.h"
 #include "common/fork_guard.h"
 #include "call/retry_budget.h"
 

@@ -8,11 +8,27 @@
 #include "wire/forward_codec.h"
 #include "wire/reply_layout.h"
 
-static uint64_t reply_row_bytes(const ep_batch *batch)
+/* Bytes of rows, slots and replies, with what goes with each. */
+static void count_bytes(const ep_batch *batch, ep_flow *flow)
 {
-    ep_reply_layout layout;
-    ep_reply_layout_make(1, batch->hidden, batch->wire_dtype, batch->combine_quant, &layout);
-    return layout.row_bytes + layout.scale_row_bytes;
+    ep_dtype sent = ep_batch_sent_dtype(batch);
+    bool has_slot_scale = batch->weight_on == EP_WEIGHT_ON_INPUT || batch->node_sum;
+    ep_reply_layout reply;
+    ep_reply_layout_make(1, batch->hidden, batch->wire_dtype, batch->combine_quant, &reply);
+    flow->reply_row_bytes = reply.row_bytes + reply.scale_row_bytes;
+    ep_plan_cut *cut = &flow->cut;
+    *cut = (ep_plan_cut){.row_bytes = (uint64_t)batch->hidden * ep_dtype_bytes(sent) +
+                                      ep_sent_row_scales(sent, batch->hidden) * sizeof(float),
+                         .slot_bytes = sizeof(ep_wire_slot) + (has_slot_scale ? sizeof(float) : 0) +
+                                       (batch->node_sum ? sizeof(uint16_t) : 0),
+                         .reply_slot_bytes = flow->reply_row_bytes};
+    if (batch->node_sum) { /* the reply has a row for each row: the larger one counts */
+        cut->row_bytes =
+            cut->row_bytes > cut->reply_slot_bytes ? cut->row_bytes : cut->reply_slot_bytes;
+        cut->reply_slot_bytes = 0;
+    }
+    uint64_t request = cut->row_bytes + cut->slot_bytes;
+    flow->one_slot_bytes = request > cut->reply_slot_bytes ? request : cut->reply_slot_bytes;
 }
 
 static uint32_t default_window(const ep_batch *batch, const ep_layer_shape *shape)
@@ -38,7 +54,8 @@ void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *ba
         flow.frame_bytes =
             limits->chunk_bytes_max < flow.frame_bytes ? limits->chunk_bytes_max : flow.frame_bytes;
     }
-    uint64_t token_bytes = reply_row_bytes(batch) * ep_batch_slots_per_token(batch, shape);
+    count_bytes(batch, &flow);
+    uint64_t token_bytes = flow.reply_row_bytes * ep_batch_slots_per_token(batch, shape);
     bool is_one = flow.window_tokens >= batch->tokens &&
                   batch->tokens * token_bytes <= limits->window_bytes_max;
     uint64_t bytes_max =
@@ -49,24 +66,8 @@ void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *ba
     }
     flow.windows_count =
         batch->tokens > 0 ? (batch->tokens + flow.window_tokens - 1) / flow.window_tokens : 1;
+    flow.is_piecewise = flow.prefill || flow.windows_count > 1;
     *out_flow = flow;
-}
-
-ep_plan_cut ep_flow_cut(const ep_batch *batch)
-{
-    ep_dtype sent = ep_batch_sent_dtype(batch);
-    bool weight_on_input = batch->weight_on == EP_WEIGHT_ON_INPUT;
-    uint64_t slot_scale_bytes = weight_on_input || batch->node_sum ? sizeof(float) : 0;
-    ep_plan_cut cut = {.row_bytes = (uint64_t)batch->hidden * ep_dtype_bytes(sent) +
-                                    ep_sent_row_scales(sent, batch->hidden) * sizeof(float),
-                       .slot_bytes = sizeof(ep_wire_slot) + slot_scale_bytes +
-                                     (batch->node_sum ? sizeof(uint16_t) : 0),
-                       .reply_slot_bytes = reply_row_bytes(batch)};
-    if (batch->node_sum) { /* the reply has a row for each row: the larger one counts */
-        cut.row_bytes = cut.row_bytes > cut.reply_slot_bytes ? cut.row_bytes : cut.reply_slot_bytes;
-        cut.reply_slot_bytes = 0;
-    }
-    return cut;
 }
 
 uint64_t ep_flow_room_bytes(const ep_flow *flow, uint64_t peer_frame_bytes_max)
@@ -78,17 +79,9 @@ uint64_t ep_flow_room_bytes(const ep_flow *flow, uint64_t peer_frame_bytes_max)
     return frame > EP_FLOW_FRAME_OVERHEAD_BYTES ? frame - EP_FLOW_FRAME_OVERHEAD_BYTES : 0;
 }
 
-/* Of a frame or its reply, with a single slot: whichever is larger. */
-static uint64_t one_slot_bytes(const ep_batch *batch)
+ep_err ep_flow_check(const ep_flow *flow, ep_error *out_error)
 {
-    ep_plan_cut cut = ep_flow_cut(batch);
-    uint64_t request = cut.row_bytes + cut.slot_bytes;
-    return request > cut.reply_slot_bytes ? request : cut.reply_slot_bytes;
-}
-
-ep_err ep_flow_check(const ep_flow *flow, const ep_batch *batch, ep_error *out_error)
-{
-    uint64_t needed = one_slot_bytes(batch);
+    uint64_t needed = flow->one_slot_bytes;
     if (needed > ep_flow_room_bytes(flow, 0)) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "%s is %zu: a frame of one row needs %" PRIu64
@@ -100,19 +93,17 @@ ep_err ep_flow_check(const ep_flow *flow, const ep_batch *batch, ep_error *out_e
     return EP_OK;
 }
 
-uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots,
-                            uint32_t nodes)
+uint32_t ep_flow_frames_max(const ep_flow *flow, uint64_t slots, uint32_t nodes)
 {
-    uint64_t room = ep_flow_room_bytes(flow, 0) / one_slot_bytes(batch);
+    uint64_t room = ep_flow_room_bytes(flow, 0) / flow->one_slot_bytes;
     /* rows of one frame, should each slot bring its own */
     room = room > EP_TOKENS_MAX ? EP_TOKENS_MAX : room;
     uint64_t frames = ep_plan_chunks_max(slots, room, nodes);
     return frames > UINT32_MAX ? UINT32_MAX : (uint32_t)frames;
 }
 
-uint64_t ep_flow_claim_bytes(const ep_flow *flow, const ep_batch *batch, uint64_t slots,
-                             uint32_t nodes)
+uint64_t ep_flow_claim_bytes(const ep_flow *flow, uint64_t slots, uint32_t nodes)
 {
-    uint64_t frames = ep_flow_frames_max(flow, batch, slots, nodes);
-    return frames * ep_buffer_class_bytes(1) + 2 * slots * reply_row_bytes(batch);
+    uint64_t frames = ep_flow_frames_max(flow, slots, nodes);
+    return frames * ep_buffer_class_bytes(1) + 2 * slots * flow->reply_row_bytes;
 }

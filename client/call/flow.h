@@ -33,33 +33,29 @@ typedef struct ep_flow_limits {
 
 typedef struct ep_flow {
     bool prefill;
+    /* tokens are combined while others still travel: decode is over before that would pay */
+    bool is_piecewise;
     uint32_t window_tokens; /* >= 1 */
     uint32_t windows_count; /* >= 1 */
     size_t frame_bytes;     /* a frame, request or reply, stays at or below it */
+    ep_plan_cut cut;        /* how the plan counts bytes; room_bytes is the caller's to set */
+    uint64_t reply_row_bytes;
+    uint64_t one_slot_bytes; /* of a frame or its reply, with a single slot: the larger one */
 } ep_flow;
 
 void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *batch,
                   const ep_layer_shape *shape, ep_flow *out_flow);
-/* Whether tokens are combined while others still travel. Decode is over before that would pay. */
-static inline bool ep_flow_is_piecewise(const ep_flow *flow)
-{
-    return flow->prefill || flow->windows_count > 1;
-}
 /* Errors: INVALID_ARGUMENT when one row does not fit a frame, naming the limit and what is
  * needed. */
-ep_err ep_flow_check(const ep_flow *flow, const ep_batch *batch, ep_error *out_error);
-/* How the plan counts bytes; room_bytes is the caller's to set. */
-ep_plan_cut ep_flow_cut(const ep_batch *batch);
+ep_err ep_flow_check(const ep_flow *flow, ep_error *out_error);
 /* Tensor bytes of one frame to a peer that accepts frames of peer_frame_bytes_max (0: not
  * known). */
 uint64_t ep_flow_room_bytes(const ep_flow *flow, uint64_t peer_frame_bytes_max);
 /* Frames a window of this many slots is cut into at most, spread over nodes. */
-uint32_t ep_flow_frames_max(const ep_flow *flow, const ep_batch *batch, uint64_t slots,
-                            uint32_t nodes);
+uint32_t ep_flow_frames_max(const ep_flow *flow, uint64_t slots, uint32_t nodes);
 
 /* Bytes of pool buffers the replies to `slots` slots may hold, however they are spread over frames:
  * a buffer is below twice its frame, so below twice its rows plus the smallest class. */
-uint64_t ep_flow_claim_bytes(const ep_flow *flow, const ep_batch *batch, uint64_t slots,
-                             uint32_t nodes);
+uint64_t ep_flow_claim_bytes(const ep_flow *flow, uint64_t slots, uint32_t nodes);
 
 #endif

@@ -295,21 +295,21 @@ static bool may_pin(const ep_cluster *cluster, const ep_routing_table *table, ui
 
 /* *out_pin "" while nothing is to be pinned: no node is allowed then, and calls wait. */
 static ep_err pin_numerics(ep_cluster *cluster, const ep_routing_table *table, uint32_t model_index,
-                           char *out_pin)
+                           const char **out_pin)
 {
     const ep_routing_model *model = &table->models[model_index];
     const char *wanted = cluster->config.client->numerics;
-    out_pin[0] = 0;
+    *out_pin = "";
     if (is_any(cluster)) {
         return EP_OK;
     }
     if (wanted != NULL) {
-        strcpy(out_pin, wanted);
+        *out_pin = wanted;
         return EP_OK;
     }
     for (const numerics_pin *pin = cluster->pins; pin != NULL; pin = pin->next) {
         if (strcmp(pin->model, model->name) == 0 && strcmp(pin->version, model->version) == 0) {
-            strcpy(out_pin, pin->numerics);
+            *out_pin = pin->numerics;
             return EP_OK;
         }
     }
@@ -326,7 +326,7 @@ static ep_err pin_numerics(ep_cluster *cluster, const ep_routing_table *table, u
     strcpy(pin->numerics, first);
     pin->next = cluster->pins;
     cluster->pins = pin;
-    strcpy(out_pin, first);
+    *out_pin = pin->numerics;
     return EP_OK;
 }
 
@@ -335,7 +335,7 @@ static ep_err allow_nodes(ep_cluster *cluster, ep_view *view)
     const ep_routing_table *table = view->table;
     for (uint32_t m = 0; m < table->models_count; m++) {
         const ep_routing_model *model = &table->models[m];
-        ep_err err = pin_numerics(cluster, table, m, view->pins[m]);
+        ep_err err = pin_numerics(cluster, table, m, &view->pins[m]);
         if (err != EP_OK) {
             return err;
         }
@@ -388,7 +388,7 @@ static bool some_owner_answers(const ep_view *view)
         const ep_routing_layer *layer = &view->table->layers[l];
         for (uint32_t i = 0; i < layer->offsets[layer->shape.experts + layer->shape.shared_experts];
              i++) {
-            if (ep_peer_is_ready(view->peers[layer->copies[i]], EP_PEER_DECODE)) {
+            if (ep_peer_link_is_ready(&view->peers[layer->copies[i]]->links[EP_PEER_DECODE])) {
                 return true;
             }
         }
@@ -460,6 +460,17 @@ ep_view *ep_cluster_acquire_view(ep_cluster *cluster)
     return view;
 }
 
+ep_err ep_cluster_current_view(ep_cluster *cluster, ep_view **out_view, ep_error *out_error)
+{
+    ep_view *view = ep_cluster_acquire_view(cluster);
+    if (view == NULL) {
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                            "no routing table yet: ep_client_wait_ready waits for it");
+    }
+    *out_view = view;
+    return EP_OK;
+}
+
 ep_epoch ep_cluster_epoch(ep_cluster *cluster)
 {
     pthread_mutex_lock(&cluster->lock);
@@ -483,7 +494,7 @@ static bool expert_has_connected_copy(const ep_view *view, const ep_routing_laye
     for (uint32_t i = layer->offsets[expert]; i < layer->offsets[expert + 1]; i++) {
         uint32_t node = layer->copies[i];
         if (ep_view_allows(view, layer->model_index, node) &&
-            ep_peer_is_ready(view->peers[node], EP_PEER_DECODE)) {
+            ep_peer_link_is_ready(&view->peers[node]->links[EP_PEER_DECODE])) {
             return true;
         }
     }
@@ -525,10 +536,11 @@ static bool model_is_connected(ep_view *view, uint32_t model_index, ep_error *ou
         if (!serves) {
             continue;
         }
-        if (ep_peer_is_ready(view->peers[n], EP_PEER_DECODE)) {
+        if (ep_peer_link_is_ready(&view->peers[n]->links[EP_PEER_DECODE])) {
             return true;
         }
-        ep_peer_describe(view->peers[n], EP_PEER_DECODE, ep_clock_now_ns(), last, sizeof(last));
+        ep_peer_link_describe(&view->peers[n]->links[EP_PEER_DECODE], ep_clock_now_ns(), last,
+                              sizeof(last));
     }
     ep_error_set(out_missing, EP_ERR_UNAVAILABLE, "no node of model %s is connected: %s",
                  model->name, last);
@@ -548,7 +560,7 @@ static bool seeds_are_heard(ep_cluster *cluster, ep_view *view, ep_error *out_mi
             return true;
         }
         char why[256];
-        ep_peer_describe(seed, EP_PEER_DECODE, ep_clock_now_ns(), why, sizeof(why));
+        ep_peer_link_describe(&seed->links[EP_PEER_DECODE], ep_clock_now_ns(), why, sizeof(why));
         ep_error_set(out_missing, EP_ERR_UNAVAILABLE, "node %s: %s", seed->url, why);
         return false;
     }
@@ -647,13 +659,16 @@ ep_err ep_cluster_wait_view(ep_cluster *cluster, uint64_t deadline_ns, ep_view *
                             ep_error *out_error)
 {
     ep_error missing;
+    ep_view *view;
     ep_error_clear(&missing);
-    ep_err err = wait_for(cluster, has_view, deadline_ns, &missing);
-    if (err != EP_OK) {
-        return report_wait(err == EP_ERR_DEADLINE_EXCEEDED ? EP_ERR_UNAVAILABLE : err,
-                           "no routing table yet", &missing, out_error);
+    while ((view = ep_cluster_acquire_view(cluster)) == NULL) {
+        ep_err err = wait_for(cluster, has_view, deadline_ns, &missing);
+        if (err != EP_OK) {
+            return report_wait(err == EP_ERR_DEADLINE_EXCEEDED ? EP_ERR_UNAVAILABLE : err,
+                               "no routing table yet", &missing, out_error);
+        }
     }
-    *out_view = ep_cluster_acquire_view(cluster);
+    *out_view = view;
     return EP_OK;
 }
 

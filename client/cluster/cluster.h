@@ -32,6 +32,8 @@ void ep_cluster_destroy(ep_cluster *cluster);
 
 /* The newest view with a reference; NULL before the first table. */
 ep_view *ep_cluster_acquire_view(ep_cluster *cluster);
+/* The same. Errors: UNAVAILABLE before the first table. */
+ep_err ep_cluster_current_view(ep_cluster *cluster, ep_view **out_view, ep_error *out_error);
 /* Waits for the first table. Errors: UNAVAILABLE with the last report. */
 ep_err ep_cluster_wait_view(ep_cluster *cluster, uint64_t deadline_ns, ep_view **out_view,
                             ep_error *out_error);

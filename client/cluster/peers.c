@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "call/silence.h"
+#include "cluster/silence.h"
 #include "base/host.h"
 
 static const char *const class_names[EP_PEER_CLASSES] = {"decode", "bulk"};
@@ -99,11 +99,10 @@ static ep_rpc_channel *best_channel(ep_peer_link *link)
     return shm != NULL && __atomic_load_n(&link->shm_ready, __ATOMIC_ACQUIRE) ? shm : link->channel;
 }
 
-ep_err ep_peer_call_start(ep_peer *peer, ep_peer_class class_index, const ep_rpc_request *request,
-                          ep_rpc_reply_func on_reply, void *arg, ep_rpc_channel **out_channel,
-                          ep_rpc_call_id *out_id, ep_error *out_error)
+ep_err ep_peer_link_call(ep_peer_link *link, const ep_rpc_request *request,
+                         ep_rpc_reply_func on_reply, void *arg, ep_rpc_channel **out_channel,
+                         ep_rpc_call_id *out_id, ep_error *out_error)
 {
-    ep_peer_link *link = &peer->links[class_index];
     ep_rpc_channel *best = best_channel(link);
     *out_channel = best;
     ep_err err = ep_rpc_call_start(best, request, on_reply, arg, out_id, out_error);
@@ -115,9 +114,8 @@ ep_err ep_peer_call_start(ep_peer *peer, ep_peer_class class_index, const ep_rpc
     return ep_rpc_call_start(link->channel, request, on_reply, arg, out_id, out_error);
 }
 
-bool ep_peer_lost_only_shm(ep_peer *peer, ep_peer_class class_index, const ep_rpc_channel *channel)
+bool ep_peer_link_lost_only_shm(ep_peer_link *link, const ep_rpc_channel *channel)
 {
-    ep_peer_link *link = &peer->links[class_index];
     ep_rpc_channel *shm = __atomic_load_n(&link->shm, __ATOMIC_ACQUIRE);
     /* Its state, not shm_ready: that one is told after the frames. */
     return shm != NULL && shm == channel && __atomic_load_n(&link->ready, __ATOMIC_ACQUIRE) &&
@@ -170,6 +168,9 @@ static ep_err peer_new(const ep_peer_config *config, ep_peer **out_peer, ep_erro
     snprintf(peer->name, sizeof(peer->name), "%s", config->name);
     snprintf(peer->url, sizeof(peer->url), "%s", config->address.url);
     ep_error_clear(&peer->last_error);
+    for (int i = 0; i < EP_PEER_CLASSES; i++) {
+        peer->links[i] = (ep_peer_link){.peer = peer, .class_index = (ep_peer_class)i};
+    }
     *out_peer = peer;
     return EP_OK;
 }
@@ -198,7 +199,6 @@ ep_err ep_peer_create(const ep_peer_config *config, ep_peer **out_peer, ep_error
         return err;
     }
     for (int i = 0; i < EP_PEER_CLASSES; i++) {
-        peer->links[i] = (ep_peer_link){.peer = peer, .class_index = (ep_peer_class)i};
         ep_rpc_channel_config channel = {.common = config->common,
                                          .address = config->address,
                                          .connection_class = class_names[i],
@@ -256,9 +256,8 @@ void ep_peer_unref(ep_peer *peer)
     }
 }
 
-bool ep_peer_is_suspected(ep_peer *peer, ep_peer_class class_index)
+bool ep_peer_link_is_suspected(ep_peer_link *link)
 {
-    ep_peer_link *link = &peer->links[class_index];
     ep_rpc_channel_life life;
     uint64_t suspected_ns = __atomic_load_n(&link->suspected_ns, __ATOMIC_RELAXED);
     if (suspected_ns == 0) {
@@ -271,13 +270,12 @@ bool ep_peer_is_suspected(ep_peer *peer, ep_peer_class class_index)
     return false;
 }
 
-bool ep_peer_is_silent(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, uint64_t sent_ns,
-                       uint64_t *out_next_ns)
+bool ep_peer_link_is_silent(ep_peer_link *link, uint64_t now_ns, uint64_t sent_ns,
+                            uint64_t *out_next_ns)
 {
-    ep_peer_link *link = &peer->links[class_index];
     ep_rpc_channel_life life;
     *out_next_ns = EP_TIME_NEVER;
-    if (ep_peer_is_suspected(peer, class_index)) {
+    if (ep_peer_link_is_suspected(link)) {
         return true;
     }
     if (!ep_rpc_channel_read_life(best_channel(link), &life)) {
@@ -318,9 +316,9 @@ bool ep_peer_was_tried(ep_peer *peer)
     return has_failed || peer->hello != NULL;
 }
 
-void ep_peer_describe(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, char *out_text,
-                      size_t bytes)
+void ep_peer_link_describe(ep_peer_link *link, uint64_t now_ns, char *out_text, size_t bytes)
 {
+    ep_peer *peer = link->peer;
     uint64_t heard_ns = __atomic_load_n(&peer->heard_ns, __ATOMIC_RELAXED);
     char heard[48] = "never heard";
     char why[192] = "";
@@ -334,8 +332,8 @@ void ep_peer_describe(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns,
                  peer->last_error.text);
     }
     pthread_mutex_unlock(&peer->lock);
-    if (ep_peer_is_ready(peer, class_index)) {
-        bool shm = __atomic_load_n(&peer->links[class_index].shm_ready, __ATOMIC_ACQUIRE);
+    if (ep_peer_link_is_ready(link)) {
+        bool shm = __atomic_load_n(&link->shm_ready, __ATOMIC_ACQUIRE);
         snprintf(out_text, bytes, "connected%s, %s", shm ? " by shared memory" : "", heard);
     } else {
         snprintf(out_text, bytes, "not connected to %.100s, %s%s", peer->url, heard, why);

@@ -81,38 +81,33 @@ void ep_peer_destroy(ep_peer *peer);
 ep_peer *ep_peer_ref(ep_peer *peer);
 void ep_peer_unref(ep_peer *peer);
 
-static inline bool ep_peer_is_ready(const ep_peer *peer, ep_peer_class class_index)
+static inline bool ep_peer_link_is_ready(const ep_peer_link *link)
 {
-    return __atomic_load_n(&peer->links[class_index].ready, __ATOMIC_ACQUIRE) ||
-           __atomic_load_n(&peer->links[class_index].shm_ready, __ATOMIC_ACQUIRE);
-}
-
-static inline bool ep_peer_is_draining(const ep_peer *peer)
-{
-    return __atomic_load_n(&peer->draining, __ATOMIC_RELAXED);
+    return __atomic_load_n(&link->ready, __ATOMIC_ACQUIRE) ||
+           __atomic_load_n(&link->shm_ready, __ATOMIC_ACQUIRE);
 }
 
 /* Silent (silence.h) and not heard since: to be used only where there is no better copy. */
-bool ep_peer_is_suspected(ep_peer *peer, ep_peer_class class_index);
+bool ep_peer_link_is_suspected(ep_peer_link *link);
 /* Looks at a connection for a frame sent at sent_ns without an answer: pings, or finds the node
  * silent, which is then true for everyone until it speaks again. *out_next_ns: when to look
  * again. */
-bool ep_peer_is_silent(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, uint64_t sent_ns,
-                       uint64_t *out_next_ns);
+bool ep_peer_link_is_silent(ep_peer_link *link, uint64_t now_ns, uint64_t sent_ns,
+                            uint64_t *out_next_ns);
 
 /*
  * ep_rpc_call_start on the best channel that is ready. *out_channel, for ep_rpc_call_cancel, is
  * written before on_reply can run.
  */
-ep_err ep_peer_call_start(ep_peer *peer, ep_peer_class class_index, const ep_rpc_request *request,
-                          ep_rpc_reply_func on_reply, void *arg, ep_rpc_channel **out_channel,
-                          ep_rpc_call_id *out_id, ep_error *out_error);
+ep_err ep_peer_link_call(ep_peer_link *link, const ep_rpc_request *request,
+                         ep_rpc_reply_func on_reply, void *arg, ep_rpc_channel **out_channel,
+                         ep_rpc_call_id *out_id, ep_error *out_error);
 
 /*
  * For a frame sent on `channel` that failed: only its shared memory was lost. The node lives, as
  * far as its stream tells, and what is sent to it from here on takes the stream.
  */
-bool ep_peer_lost_only_shm(ep_peer *peer, ep_peer_class class_index, const ep_rpc_channel *channel);
+bool ep_peer_link_lost_only_shm(ep_peer_link *link, const ep_rpc_channel *channel);
 
 /* Name if it has one, else URL. */
 const char *ep_peer_label(const ep_peer *peer);
@@ -120,8 +115,7 @@ const char *ep_peer_label(const ep_peer *peer);
 void ep_peer_heard(ep_peer *peer, bool draining);
 /* Its Hello is here, or an attempt to get it has failed. The owner's lock over hello is held. */
 bool ep_peer_was_tried(ep_peer *peer);
-/* The last thing known of it, for errors: state, newest error, when it was last heard. */
-void ep_peer_describe(ep_peer *peer, ep_peer_class class_index, uint64_t now_ns, char *out_text,
-                      size_t bytes);
+/* The last thing known of a node, for errors: state, newest error, when it was last heard. */
+void ep_peer_link_describe(ep_peer_link *link, uint64_t now_ns, char *out_text, size_t bytes);
 
 #endif

@@ -40,12 +40,11 @@ static void ask(question *q)
                               .deadline_ns = ep_clock_now_ns() + ANSWER_NS};
     ep_rpc_channel *channel;
     ep_rpc_call_id id;
-    if (!ep_peer_is_ready(q->seed, EP_PEER_DECODE) ||
-        __atomic_exchange_n(&q->asked, true, __ATOMIC_ACQ_REL)) {
+    ep_peer_link *link = &q->seed->links[EP_PEER_DECODE];
+    if (!ep_peer_link_is_ready(link) || __atomic_exchange_n(&q->asked, true, __ATOMIC_ACQ_REL)) {
         return;
     }
-    if (ep_peer_call_start(q->seed, EP_PEER_DECODE, &request, on_answer, q, &channel, &id, NULL) !=
-        EP_OK) {
+    if (ep_peer_link_call(link, &request, on_answer, q, &channel, &id, NULL) != EP_OK) {
         __atomic_store_n(&q->asked, false, __ATOMIC_RELEASE);
     }
 }

@@ -29,6 +29,9 @@ ep_err ep_view_create(ep_routing_table *taken_table, ep_view **out_view)
         ep_view_unref(view);
         return EP_ERR_NO_MEMORY;
     }
+    for (uint32_t m = 0; m < taken_table->models_count; m++) {
+        view->pins[m] = "";
+    }
     *out_view = view;
     return EP_OK;
 }
@@ -51,7 +54,7 @@ void ep_view_unref(ep_view *view)
     free(view->peers);
     free(view->groups);
     free(view->allowed);
-    free(view->pins);
+    free((void *)(uintptr_t)view->pins);
     free(view->former);
     free(view);
 }
@@ -113,9 +116,8 @@ static ep_err no_layer(const ep_routing_table *table, uint32_t model_index, uint
                         last != NULL ? last->shape.layer : 0);
 }
 
-ep_err ep_view_find(const ep_view *view, const char *model, const char *version, uint32_t layer,
-                    uint32_t *out_model_index, const ep_routing_layer **out_layer,
-                    ep_error *out_error)
+ep_err ep_view_find(ep_view *view, const char *model, const char *version, uint32_t layer,
+                    ep_view_layer *out_found, ep_error *out_error)
 {
     uint32_t model_index = 0;
     bool has_version = version != NULL && version[0] != 0;
@@ -138,8 +140,7 @@ ep_err ep_view_find(const ep_view *view, const char *model, const char *version,
     if (l == NULL) {
         return no_layer(view->table, model_index, layer, out_error);
     }
-    *out_model_index = model_index;
-    *out_layer = l;
+    *out_found = (ep_view_layer){view, model_index, l};
     return EP_OK;
 }
 

@@ -25,11 +25,19 @@ typedef struct ep_view {
     uint32_t *groups; /* [nodes_count] nodes of one host (moe/host_plan.h) */
     /* [models_count][nodes_count] 1: serves the model with the pinned numerics id */
     uint8_t *allowed;
-    /* [models_count] "" any, or none chosen yet: then no node is allowed */
-    char (*pins)[EP_NUMERICS_BYTES];
+    /* [models_count] "" any, or none chosen yet: then no node is allowed. The texts live as long as
+     * the cluster */
+    const char **pins;
     uint32_t former_count;
     ep_former_owner *former;
 } ep_view;
+
+/* A layer in a view. */
+typedef struct ep_view_layer {
+    ep_view *view;
+    uint32_t model_index;
+    const ep_routing_layer *layer;
+} ep_view_layer;
 
 /* Takes table in every case; peers and allowed are empty. Errors: NO_MEMORY. */
 ep_err ep_view_create(ep_routing_table *taken_table, ep_view **out_view);
@@ -39,9 +47,8 @@ void ep_view_unref(ep_view *view);
 /* version "" or NULL: the model's default, or the only one there is. Errors: NOT_FOUND naming what
  * the table has; INVALID_ARGUMENT naming the versions when there are several without a default and
  * none is asked for. */
-ep_err ep_view_find(const ep_view *view, const char *model, const char *version, uint32_t layer,
-                    uint32_t *out_model_index, const ep_routing_layer **out_layer,
-                    ep_error *out_error);
+ep_err ep_view_find(ep_view *view, const char *model, const char *version, uint32_t layer,
+                    ep_view_layer *out_found, ep_error *out_error);
 /* True when some node serves the model with the pinned id, or nothing is pinned yet. If not,
  * *out_error names the pinned id and those there are. */
 bool ep_view_has_numerics(const ep_view *view, uint32_t model_index, ep_error *out_error);

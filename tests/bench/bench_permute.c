@@ -91,7 +91,7 @@ static void pack(uint32_t hidden, uint32_t nodes, ep_routing_plan *plan, ep_buff
     uint32_t sent = 0;
     *out = (packed){0};
     ep_flow_pick(&limits, EP_MODE_PREFILL, &batch, &shape, &flow);
-    ep_plan_cut cut = ep_flow_cut(&batch);
+    ep_plan_cut cut = flow.cut;
     cut.room_bytes = room;
     for (uint32_t n = 0; n < nodes; n++) {
         room[n] = ep_flow_room_bytes(&flow, 0);

@@ -36,7 +36,7 @@ ep_add_sim_mutant(forget_deadline FILE client/call/call_state.c SEEDS 50
     REPLACE "if (now_ns >= state->deadline_ns) {" "if (now_ns >= state->deadline_ns + 5000000000ull) {")
 # Slots are sent again by the table the call began with, whatever became of its nodes.
 ep_add_sim_mutant(route_to_removed_node FILE client/call/call_send.c SEEDS 500
-    REPLACE "if (view == call->view || view == NULL) {" "if (call->view != NULL) {")
+    REPLACE "if (view == call->at.view || view == NULL) {" "if (call->at.view != NULL) {")
 # A copy that failed is tried again at once, without end.
 ep_add_sim_mutant(forget_attempts FILE client/call/call_state.c SEEDS 1000
     REPLACE "state->tried[i] = 1" "state->tried[i] = 0")

@@ -133,19 +133,18 @@ Test(shm_loss, is_told_from_the_loss_of_a_node)
     ep_peer *peer = open_service();
     ep_peer_link *link = &peer->links[EP_PEER_DECODE];
     const ep_rpc_channel *shm = __atomic_load_n(&link->shm, __ATOMIC_ACQUIRE);
-    cr_expect_not(ep_peer_lost_only_shm(peer, EP_PEER_DECODE, shm), "nothing is lost");
+    cr_expect_not(ep_peer_link_lost_only_shm(link, shm), "nothing is lost");
     cut();
     while (__atomic_load_n(&link->shm_ready, __ATOMIC_ACQUIRE)) {
         usleep(1000);
     }
-    cr_expect(ep_peer_lost_only_shm(peer, EP_PEER_DECODE, shm));
-    cr_expect_not(ep_peer_lost_only_shm(peer, EP_PEER_DECODE, link->channel),
-                  "a frame of the stream");
+    cr_expect(ep_peer_link_lost_only_shm(link, shm));
+    cr_expect_not(ep_peer_link_lost_only_shm(link, link->channel), "a frame of the stream");
     fake_node_stop(h.nodes[0]);
     h.nodes[0] = NULL;
     while (__atomic_load_n(&link->ready, __ATOMIC_ACQUIRE)) {
         usleep(1000);
     }
-    cr_expect_not(ep_peer_lost_only_shm(peer, EP_PEER_DECODE, shm), "the node is lost");
+    cr_expect_not(ep_peer_link_lost_only_shm(link, shm), "the node is lost");
     close_service(peer);
 }

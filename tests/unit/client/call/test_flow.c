@@ -91,10 +91,10 @@ Test(flow, a_frame_and_its_reply_stay_below_the_limit)
             l.chunk_bytes_max = 4096 * 4 + EP_FLOW_FRAME_OVERHEAD_BYTES + 14;
         }
         ep_flow_pick(&l, EP_MODE_PREFILL, &batch, &shape, &flow);
-        cr_assert_eq(ep_flow_check(&flow, &batch, NULL), EP_OK);
+        cr_assert_eq(ep_flow_check(&flow, NULL), EP_OK);
         uint64_t room[3] = {ep_flow_room_bytes(&flow, 0), ep_flow_room_bytes(&flow, 0),
                             ep_flow_room_bytes(&flow, 0)};
-        ep_plan_cut cut = ep_flow_cut(&batch);
+        ep_plan_cut cut = flow.cut;
         cut.room_bytes = room;
         ep_routing_plan_init(&plan);
         cr_assert_eq(
@@ -114,7 +114,7 @@ Test(flow, a_frame_and_its_reply_stay_below_the_limit)
                               EP_FLOW_FRAME_OVERHEAD_BYTES,
                           l.chunk_bytes_max);
         }
-        cr_assert_leq(plan.chunks_count, ep_flow_frames_max(&flow, &batch, TOKENS * TOP_K, 3));
+        cr_assert_leq(plan.chunks_count, ep_flow_frames_max(&flow, TOKENS * TOP_K, 3));
         ep_routing_plan_fini(&plan);
     }
 }
@@ -127,15 +127,15 @@ Test(flow, a_row_above_the_limit_is_refused_by_name)
     ep_batch batch = batch_of(16, 4096);
     l.chunk_bytes_max = 12 * 1024;
     ep_flow_pick(&l, EP_MODE_PREFILL, &batch, &shape, &flow);
-    cr_assert_eq(ep_flow_check(&flow, &batch, &error), EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_flow_check(&flow, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert_str_eq(error.text,
                      "chunk_bytes_max is 12288: a frame of one row needs 12296 bytes (the row of "
                      "8200 and 4096 for what goes with it)");
     l.chunk_bytes_max = 12296;
     ep_flow_pick(&l, EP_MODE_PREFILL, &batch, &shape, &flow);
-    cr_assert_eq(ep_flow_check(&flow, &batch, NULL), EP_OK);
+    cr_assert_eq(ep_flow_check(&flow, NULL), EP_OK);
     ep_flow_pick(&l, EP_MODE_DECODE, &batch, &shape, &flow);
-    cr_assert_eq(ep_flow_check(&flow, &batch, NULL), EP_OK);
+    cr_assert_eq(ep_flow_check(&flow, NULL), EP_OK);
 }
 
 Test(flow, a_peers_smaller_limit_counts)
@@ -147,16 +147,15 @@ Test(flow, a_peers_smaller_limit_counts)
     cr_assert_lt(ep_flow_room_bytes(&flow, 65536), own);
     cr_assert_eq(ep_flow_room_bytes(&flow, (uint64_t)1 << 40), own);
     cr_assert_eq(ep_flow_room_bytes(&flow, 100), 0);
-    cr_assert_eq(ep_flow_frames_max(&flow, &batch, 5, 100), 5);
-    cr_assert_eq(ep_flow_frames_max(&flow, &batch, 128, 6), 6);
+    cr_assert_eq(ep_flow_frames_max(&flow, 5, 100), 5);
+    cr_assert_eq(ep_flow_frames_max(&flow, 128, 6), 6);
 }
 
 Test(flow, a_claim_covers_the_size_classes_of_every_split)
 {
     /* rows of 128 bytes: a frame of one slot still takes a whole class */
-    ep_batch batch = batch_of(64, 64);
     ep_flow flow = pick(EP_MODE_DECODE, 64, 64, &limits);
-    cr_assert_geq(ep_flow_claim_bytes(&flow, &batch, 8, 8), 8 * 4096);
+    cr_assert_geq(ep_flow_claim_bytes(&flow, 8, 8), 8 * 4096);
     /* 64 KiB of rows and a header */
-    cr_assert_geq(ep_flow_claim_bytes(&flow, &batch, 512, 1), 128 * 1024);
+    cr_assert_geq(ep_flow_claim_bytes(&flow, 512, 1), 128 * 1024);
 }

@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "moe/routing_plan.h"
-#include "call/silence.h"
+#include "cluster/silence.h"
 
 #define US EP_NS_PER_US
 #define MS EP_NS_PER_MS

@@ -75,7 +75,7 @@ Test(numerics_pick, nothing_is_chosen_while_no_copy_is_listed)
     cr_assert_not(ep_numerics_cover(table, 0, portable));
     cr_assert_eq(ep_view_create(table, &view), EP_OK); /* pins and allowed are empty */
     cr_assert(ep_view_has_numerics(view, 0, &error), "%s: calls are to wait", error.text);
-    strcpy(view->pins[0], "portable/2");
+    view->pins[0] = "portable/2";
     cr_assert_not(ep_view_has_numerics(view, 0, &error));
     cr_assert_not_null(strstr(error.text, "is pinned to numerics 'portable/2'"), "%s", error.text);
     ep_view_unref(view);

@@ -9,8 +9,7 @@
 #include "support/expect.h"
 
 static ep_error error;
-static uint32_t model_index;
-static const ep_routing_layer *layer;
+static ep_view_layer found;
 
 /* One layer, number 4, in each of the models. */
 static ep_view *make(const char *const (*models)[2], uint32_t models_count)
@@ -24,16 +23,14 @@ static ep_view *make(const char *const (*models)[2], uint32_t models_count)
         cr_assert_eq(ep_routing_table_layer_init(table, m, m, &shape, 0), EP_OK);
     }
     cr_assert_eq(ep_view_create(table, &view), EP_OK);
-    model_index = 77;
-    layer = NULL;
+    found = (ep_view_layer){.model_index = 77};
     return view;
 }
 
-static ep_err find(const ep_view *view, const char *model, const char *version,
-                   uint32_t layer_number)
+static ep_err find(ep_view *view, const char *model, const char *version, uint32_t layer_number)
 {
     ep_error_clear(&error);
-    return ep_view_find(view, model, version, layer_number, &model_index, &layer, &error);
+    return ep_view_find(view, model, version, layer_number, &found, &error);
 }
 
 static const char *const two_versions[][2] = {{"demo", "v1"}, {"other", "v9"}, {"demo", "v2"}};
@@ -42,11 +39,11 @@ Test(view, the_only_version_needs_no_name)
 {
     ep_view *view = make(two_versions, 3);
     ASSERT_OK(find(view, "other", NULL, 4), error);
-    cr_assert_eq(model_index, 1);
-    cr_assert_eq(layer, &view->table->layers[1]);
-    model_index = 77;
+    cr_assert_eq(found.model_index, 1);
+    cr_assert_eq(found.layer, &view->table->layers[1]);
+    found.model_index = 77;
     ASSERT_OK(find(view, "other", "", 4), error);
-    cr_assert_eq(model_index, 1);
+    cr_assert_eq(found.model_index, 1);
     ep_view_unref(view);
 }
 
@@ -59,15 +56,14 @@ Test(view, one_of_several_versions_must_be_named)
         cr_assert_str_eq(error.text, "model demo has several versions, none of them whole yet: v1, "
                                      "v2; name one, or set the default: "
                                      "expertctl model default demo VERSION");
-        cr_assert_eq(model_index, 77, "written although it failed");
-        cr_assert_null(layer);
+        cr_assert_eq(found.model_index, 77, "written although it failed");
+        cr_assert_null(found.layer);
     }
-    cr_assert_eq(ep_view_find(view, "demo", NULL, 4, &model_index, &layer, NULL),
-                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(ep_view_find(view, "demo", NULL, 4, &found, NULL), EP_ERR_INVALID_ARGUMENT);
     ASSERT_OK(find(view, "demo", "v1", 4), error);
-    cr_assert_eq(model_index, 0);
+    cr_assert_eq(found.model_index, 0);
     ASSERT_OK(find(view, "demo", "v2", 4), error);
-    cr_assert_eq(model_index, 2);
+    cr_assert_eq(found.model_index, 2);
     ep_view_unref(view);
 }
 
@@ -79,13 +75,13 @@ Test(view, no_version_means_the_default)
         view->table->models[chosen].is_default = true;
         for (size_t i = 0; i < 2; i++) {
             ASSERT_OK(find(view, "demo", none[i], 4), error);
-            cr_assert_eq(model_index, chosen);
-            cr_assert_eq(layer, &view->table->layers[chosen]);
+            cr_assert_eq(found.model_index, chosen);
+            cr_assert_eq(found.layer, &view->table->layers[chosen]);
         }
         ASSERT_OK(find(view, "demo", "v1", 4), error);
-        cr_assert_eq(model_index, 0);
+        cr_assert_eq(found.model_index, 0);
         ASSERT_OK(find(view, "demo", "v2", 4), error);
-        cr_assert_eq(model_index, 2);
+        cr_assert_eq(found.model_index, 2);
         ep_view_unref(view);
     }
 }

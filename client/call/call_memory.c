@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a call holds: the object and its references, arrays, frames, the table it uses. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/check.h"
+#include "base/random.h"
+#include "call/call_steps.h"
+
+#define FRAMES_GROWTH 16u
+
+/* ---- the object ---- */
+
+ep_err ep_call_new(ep_client *client, ep_timer_func on_timer, ep_rpc_reply_func on_reply,
+                   ep_call **out_call)
+{
+    ep_call *call = calloc(1, sizeof(*call));
+    if (call == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&call->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    pthread_mutex_init(&call->lock, NULL);
+    ep_routing_plan_init(&call->plan);
+    ep_timer_init(&call->timer, on_timer, call);
+    ep_call_state_init(&call->state, &client->budget, ep_random_id());
+    call->on_reply = on_reply;
+    *out_call = call;
+    return EP_OK;
+}
+
+void ep_call_free(ep_call *call)
+{
+    for (uint32_t i = 0; i < call->frames_count; i++) {
+        ep_call_clear_frame(call->frames[i]);
+        free(call->frames[i]);
+    }
+    ep_call_state_fini(&call->state);
+    ep_routing_plan_fini(&call->plan);
+    free(call->frames);
+    free(call->rows);
+    free(call->window_slots);
+    free(call->rows_left);
+    free(call->chosen);
+    free(call->host_slots);
+    free(call->usable);
+    free(call->slowness);
+    free(call->room_bytes);
+    free(call->served);
+    free(call->combine_scratch);
+    free(call->out_scratch);
+    pthread_mutex_destroy(&call->lock);
+    pthread_cond_destroy(&call->changed);
+    free(call);
+}
+
+void ep_call_unref(ep_call *call)
+{
+    if (__atomic_fetch_sub(&call->refs, 1, __ATOMIC_ACQ_REL) != 1) {
+        return;
+    }
+    ep_client *client = call->client;
+    size_t kept_bytes = call->rows_bytes + call->host_slots_bytes + call->window_slots_bytes +
+                        call->rows_left_bytes + call->out_scratch_bytes;
+    call->client = NULL;
+    if (call->form == EP_FORM_PREPARED ||
+        !ep_call_registry_keep_spare(&client->registry, call, kept_bytes)) {
+        ep_call_free(call);
+    }
+    ep_client_unref(client);
+}
+
+/* The client's memory must outlive the end of the use: the call's own reference to it may go
+ * first. */
+void ep_call_unuse(ep_call *call)
+{
+    ep_client *client = ep_client_ref(call->client);
+    ep_call_unref(call);
+    ep_call_registry_unuse(&client->registry);
+    ep_client_unref(client);
+}
+
+/* ---- arrays ---- */
+
+/* Replaces *array when it is shorter than wanted; its contents are not kept. */
+static bool grow_aligned(void *array, size_t *capacity_bytes, size_t wanted_bytes)
+{
+    void *old;
+    if (wanted_bytes <= *capacity_bytes) {
+        return true;
+    }
+    void *fresh = aligned_alloc(EP_BUFFER_ALIGN, ep_align_up(wanted_bytes, EP_BUFFER_ALIGN));
+    memcpy(&old, array, sizeof(old));
+    free(old);
+    memcpy(array, &fresh, sizeof(fresh));
+    *capacity_bytes = fresh != NULL ? wanted_bytes : 0;
+    return fresh != NULL;
+}
+
+/* Rows, slot numbers and, with several windows, a place for the result. */
+ep_err ep_call_reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_flow *flow,
+                           ep_error *out_error)
+{
+    const ep_batch *batch = &call->spec.batch;
+    size_t per_token = ep_batch_slots_per_token(batch, shape);
+    /* of a slot: its row, its scales */
+    size_t pointers = batch->combine_quant != EP_COMBINE_PLAIN ? 2 : 1;
+    size_t rows_bytes = (batch->tokens * per_token * pointers + 1) *
+                        sizeof(*call->rows); /* never none: an empty batch has an address too */
+    /* Twice: each slot may be sent a second time. */
+    size_t window_bytes =
+        2 * EP_CALL_WINDOWS * flow->window_tokens * per_token * sizeof(*call->window_slots);
+    size_t scratch_bytes = ep_combine_scratch_floats(batch->hidden) * sizeof(float);
+    size_t left_bytes =
+        flow->is_piecewise ? ((size_t)batch->tokens + 1) * sizeof(*call->rows_left) : 0;
+    size_t out_bytes = flow->is_piecewise ? (size_t)batch->tokens * batch->hidden *
+                                                ep_dtype_bytes(batch->out_dtype)
+                                          : 0;
+    size_t host_bytes = call->spec.comm_alg == EP_MOE_COMM_HIERARCHY
+                            ? flow->window_tokens * per_token * sizeof(*call->host_slots)
+                            : 0;
+    if (batch->form == EP_RESULT_UNCOMBINED) {
+        out_bytes *= batch->top_k;
+    }
+    if (!grow_aligned(&call->rows, &call->rows_bytes, rows_bytes) ||
+        !grow_aligned(&call->window_slots, &call->window_slots_bytes, window_bytes) ||
+        !grow_aligned(&call->host_slots, &call->host_slots_bytes, host_bytes) ||
+        !grow_aligned(&call->rows_left, &call->rows_left_bytes, left_bytes) ||
+        !grow_aligned(&call->combine_scratch, &call->combine_scratch_bytes, scratch_bytes) ||
+        !grow_aligned(&call->out_scratch, &call->out_scratch_bytes, out_bytes)) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                            "no memory for a call of %" PRIu32 " tokens", batch->tokens);
+    }
+    return EP_OK;
+}
+
+ep_err ep_call_reserve_served(ep_call *call, uint32_t count)
+{
+    if (count > call->served_capacity) {
+        const ep_peer **served = realloc(call->served, count * sizeof(*served));
+        if (served == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        call->served = served;
+        call->served_capacity = count;
+    }
+    return EP_OK;
+}
+
+static ep_err reserve_layer(ep_call *call, const ep_view_layer *at)
+{
+    uint32_t experts = at->layer->shape.experts + at->layer->shape.shared_experts;
+    uint32_t nodes = at->view->table->nodes_count;
+    if (experts > call->chosen_capacity) {
+        uint32_t *chosen = realloc(call->chosen, 4 * (size_t)experts * sizeof(*chosen));
+        if (chosen == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        call->chosen = chosen;
+        call->grouped = chosen + experts;
+        call->expert_slots = call->grouped + experts;
+        call->chosen_capacity = experts;
+    }
+    if (nodes > call->nodes_capacity) {
+        uint8_t *usable = realloc(call->usable, nodes);
+        call->usable = usable != NULL ? usable : call->usable;
+        uint64_t *room_bytes = realloc(call->room_bytes, nodes * sizeof(*room_bytes));
+        call->room_bytes = room_bytes != NULL ? room_bytes : call->room_bytes;
+        float *slowness = realloc(call->slowness, 2 * (size_t)nodes * sizeof(*slowness));
+        call->slowness = slowness != NULL ? slowness : call->slowness;
+        if (usable == NULL || room_bytes == NULL || slowness == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        call->nodes_capacity = nodes;
+    }
+    return ep_call_reserve_served(call, nodes);
+}
+
+/* Frames of second sends that the budget can pay at once; a silent node's may be more, and then
+ * allocate. Thrice, with the first ones: those of the two runs before may still wait for their
+ * end. */
+static uint32_t hedges_max(uint32_t frames, uint64_t slots, uint32_t nodes)
+{
+    uint64_t paid = EP_HEDGE_BUDGET_MAX / EP_HEDGE_COST;
+    uint64_t split = (uint64_t)frames * nodes;
+    split = split < slots ? split : slots;
+    return (uint32_t)(split < 2 * paid ? split : 2 * paid);
+}
+
+ep_err ep_call_reserve(ep_call *call, const ep_view_layer *at, ep_error *out_error)
+{
+    const ep_batch *batch = &call->spec.batch;
+    const ep_routing_layer *layer = at->layer;
+    uint32_t per_token = ep_batch_slots_per_token(batch, &layer->shape);
+    uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
+    uint32_t nodes = at->view->table->nodes_count;
+    uint32_t frames = 0;
+    ep_err err = EP_OK;
+    /* A smaller run may travel in the other mode; together they bound what any run needs. */
+    for (int mode = EP_MODE_DECODE; mode <= EP_MODE_PREFILL && err == EP_OK; mode++) {
+        ep_flow flow;
+        ep_flow_pick(&call->client->flow, (ep_mode)mode, batch, &layer->shape, &flow);
+        uint32_t n = ep_flow_frames_max(&flow, (uint64_t)flow.window_tokens * per_token, nodes);
+        n *= flow.windows_count < EP_CALL_WINDOWS ? flow.windows_count : EP_CALL_WINDOWS;
+        frames = n > frames ? n : frames;
+        /* a run of fewer tokens may be one window as large as all */
+        uint64_t whole = (uint64_t)EP_CALL_WINDOWS * flow.window_tokens;
+        flow.window_tokens = whole < batch->tokens ? (uint32_t)whole : batch->tokens;
+        err = ep_call_reserve_run(call, &layer->shape, &flow, out_error);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    call->first_frames_max = frames;
+    frames = 3 * (frames + hedges_max(frames, (uint64_t)batch->tokens * per_token, nodes));
+    frames++; /* one more than there are parcels: ep_call_reserve_frames */
+    err = reserve_layer(call, at);
+    if (err == EP_OK) {
+        err = ep_call_reserve_frames(call, frames);
+    }
+    if (err == EP_OK) {
+        err = ep_call_state_reserve(&call->state, frames, layer->offsets[experts]);
+    }
+    if (err == EP_OK) {
+        err =
+            ep_routing_plan_reserve(&call->plan, batch->tokens, per_token, experts, nodes, frames);
+    }
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err, "no memory for a call of %" PRIu32 " tokens",
+                            batch->tokens);
+    }
+    return EP_OK;
+}
+
+/* ---- frames ---- */
+
+ep_err ep_call_reserve_frames(ep_call *call, uint32_t count)
+{
+    if (count > call->frames_capacity) {
+        uint32_t capacity = call->frames_capacity + FRAMES_GROWTH > count
+                                ? call->frames_capacity + FRAMES_GROWTH
+                                : count;
+        ep_call_frame **frames = realloc(call->frames, capacity * sizeof(*frames));
+        if (frames == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        call->frames = frames;
+        call->frames_capacity = capacity;
+    }
+    while (call->frames_count < count) {
+        ep_call_frame *frame = calloc(1, sizeof(*frame));
+        if (frame == NULL) {
+            return EP_ERR_NO_MEMORY;
+        }
+        frame->call = call;
+        frame->index = call->frames_count;
+        call->frames[call->frames_count++] = frame;
+    }
+    return EP_OK;
+}
+
+void ep_call_clear_frame(ep_call_frame *frame)
+{
+    ep_buffer_unref(frame->reply);
+    frame->reply = NULL;
+    frame->rows = NULL;
+    if (frame->link != NULL) {
+        ep_peer_unref(frame->link->peer);
+    }
+    frame->link = NULL;
+    frame->channel = NULL;
+    frame->rpc_id = 0;
+    frame->is_relayed = false;
+    frame->given_up = false;
+    if (frame->slots_owned) {
+        free(frame->slots);
+    }
+    frame->slots = NULL;
+    frame->slots_count = 0;
+    frame->slots_owned = false;
+}
+
+/* ---- the table ---- */
+
+ep_err ep_call_use_view(ep_call *call, const ep_view_layer *at)
+{
+    ep_err err = reserve_layer(call, at);
+    if (err == EP_OK) {
+        err = ep_call_state_use_layer(&call->state, at->layer);
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_view_ref(at->view);
+    ep_view_unref(call->at.view);
+    call->at = *at;
+    call->norm = &call->client->norms[call->class_index][at->model_index % EP_CLIENT_NORMS];
+    return EP_OK;
+}
+
+void ep_call_drop_view(ep_call *call)
+{
+    ep_view_unref(call->at.view);
+    call->at = (ep_view_layer){.view = NULL};
+}
