@@ -74,6 +74,17 @@ static Expertd__V1__Hello *copy_hello(const Expertd__V1__Hello *hello)
     return copy;
 }
 
+static ep_err install(void *arg, ep_routing_table *taken_table, ep_error *out_error);
+
+/* Remembered as the last report when there is no table yet. */
+static void report(void *arg, const ep_error *error)
+{
+    ep_cluster *cluster = arg;
+    pthread_mutex_lock(&cluster->lock);
+    cluster->last_error = *error;
+    pthread_mutex_unlock(&cluster->lock);
+}
+
 /* Joins what the nodes said so far into a new table. */
 static ep_err install_from_hellos(ep_cluster *cluster, ep_error *out_error)
 {
@@ -98,14 +109,14 @@ static ep_err install_from_hellos(ep_cluster *cluster, ep_error *out_error)
     }
     pthread_mutex_unlock(&cluster->install_lock);
     free(sources);
-    return table == NULL ? err : ep_cluster_install(cluster, table, out_error);
+    return table == NULL ? err : install(cluster, table, out_error);
 }
 
 static void install_known(ep_cluster *cluster)
 {
     ep_error error;
     if (install_from_hellos(cluster, &error) != EP_OK) {
-        ep_cluster_report(cluster, &error);
+        report(cluster, &error);
     }
 }
 
@@ -441,8 +452,10 @@ static ep_err install_locked(ep_cluster *cluster, ep_routing_table *taken_table,
     return EP_OK;
 }
 
-ep_err ep_cluster_install(ep_cluster *cluster, ep_routing_table *taken_table, ep_error *out_error)
+/* Takes table in every case. An epoch that is not newer is ignored. */
+static ep_err install(void *arg, ep_routing_table *taken_table, ep_error *out_error)
 {
+    ep_cluster *cluster = arg;
     pthread_mutex_lock(&cluster->install_lock);
     ep_err err = install_locked(cluster, taken_table, out_error);
     pthread_mutex_unlock(&cluster->install_lock);
@@ -471,19 +484,13 @@ ep_err ep_cluster_current_view(ep_cluster *cluster, ep_view **out_view, ep_error
     return EP_OK;
 }
 
-ep_epoch ep_cluster_epoch(ep_cluster *cluster)
+static ep_epoch epoch_of(void *arg)
 {
+    ep_cluster *cluster = arg;
     pthread_mutex_lock(&cluster->lock);
     ep_epoch epoch = cluster->view != NULL ? cluster->view->table->epoch : (ep_epoch){0, 0};
     pthread_mutex_unlock(&cluster->lock);
     return epoch;
-}
-
-void ep_cluster_report(ep_cluster *cluster, const ep_error *error)
-{
-    pthread_mutex_lock(&cluster->lock);
-    cluster->last_error = *error;
-    pthread_mutex_unlock(&cluster->lock);
 }
 
 /* ---- waiting ---- */
@@ -760,7 +767,13 @@ ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_clust
     ep_err err;
     if (client->coordinator_url != NULL) {
         ep_lane_address address = address_of(cluster, client->coordinator_url);
-        err = ep_watch_create(cluster, &config->common, &address, &cluster->watch, out_error);
+        const ep_watch_config watch = {.common = &config->common,
+                                       .coordinator = &address,
+                                       .install = install,
+                                       .epoch = epoch_of,
+                                       .report = report,
+                                       .arg = cluster};
+        err = ep_watch_create(&watch, &cluster->watch, out_error);
         if (err != EP_OK) {
             ep_error_prefix(out_error, err, "coordinator_url");
         }

@@ -42,10 +42,4 @@ ep_err ep_cluster_wait_ready(ep_cluster *cluster, uint64_t deadline_ns, ep_error
 /* Ends every wait with CLOSED. */
 void ep_cluster_stop_waits(ep_cluster *cluster);
 
-/* For watch.c. Takes table in every case. An epoch that is not newer is ignored. */
-ep_err ep_cluster_install(ep_cluster *cluster, ep_routing_table *taken_table, ep_error *out_error);
-ep_epoch ep_cluster_epoch(ep_cluster *cluster);
-/* Remembered as the last report when there is no table yet. */
-void ep_cluster_report(ep_cluster *cluster, const ep_error *error);
-
 #endif

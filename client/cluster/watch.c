@@ -16,7 +16,7 @@
 #define RESTART_MAX_US 200000u
 
 struct ep_watch {
-    ep_cluster *cluster;
+    ep_watch_config config;
     char url[EP_ADDRESS_BYTES]; /* the coordinator's */
     ep_timer_service *timers;
     ep_rpc_channel *channel;
@@ -50,11 +50,11 @@ static void take_snapshot(ep_watch *watch, const ep_rpc_reply *reply)
     ep_err err = ep_placement_decode(
         (const Expertd__V1__PlacementSnapshot *)(const void *)reply->header, &table, &error);
     if (err == EP_OK) {
-        err = ep_cluster_install(watch->cluster, table, &error);
+        err = watch->config.install(watch->config.arg, table, &error);
     }
     if (err != EP_OK) {
         ep_error_prefix(&error, err, "the coordinator's table");
-        ep_cluster_report(watch->cluster, &error);
+        watch->config.report(watch->config.arg, &error);
     }
     pthread_mutex_lock(&watch->lock);
     watch->backoff_us = RESTART_MIN_US;
@@ -68,7 +68,7 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
         ep_error why = *error;
         /* it is the peer's text, which does not say who that is */
         ep_error_prefix(&why, why.code, "%s", watch->url);
-        ep_cluster_report(watch->cluster, &why);
+        watch->config.report(watch->config.arg, &why);
     } else if (reply->header != NULL) {
         take_snapshot(watch, reply);
     }
@@ -88,7 +88,7 @@ static void start(ep_watch *watch)
     if (skip) {
         return;
     }
-    ep_epoch have = ep_cluster_epoch(watch->cluster);
+    ep_epoch have = watch->config.epoch(watch->config.arg);
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
     Expertd__V1__WatchPlacementRequest request = EXPERTD__V1__WATCH_PLACEMENT_REQUEST__INIT;
     epoch.term = have.term;
@@ -101,7 +101,7 @@ static void start(ep_watch *watch)
     ep_error error;
     ep_rpc_call_id id;
     if (ep_rpc_call_start(watch->channel, &call, on_reply, watch, &id, &error) != EP_OK) {
-        ep_cluster_report(watch->cluster, &error);
+        watch->config.report(watch->config.arg, &error);
         restart_later(watch);
     }
 }
@@ -129,22 +129,22 @@ static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state st
     (void)channel;
     (void)hello;
     if (error != NULL) {
-        ep_cluster_report(watch->cluster, error);
+        watch->config.report(watch->config.arg, error);
     }
     if (state == EP_CHANNEL_READY) {
         start_soon(watch);
     }
 }
 
-ep_err ep_watch_create(ep_cluster *cluster, const ep_rpc_common *common,
-                       const ep_lane_address *coordinator, ep_watch **out_watch,
-                       ep_error *out_error)
+ep_err ep_watch_create(const ep_watch_config *config, ep_watch **out_watch, ep_error *out_error)
 {
+    const ep_rpc_common *common = config->common;
+    const ep_lane_address *coordinator = config->coordinator;
     ep_watch *watch = calloc(1, sizeof(*watch));
     if (watch == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to watch %s", coordinator->url);
     }
-    watch->cluster = cluster;
+    watch->config = *config;
     snprintf(watch->url, sizeof(watch->url), "%s", coordinator->url);
     watch->timers = common->timers;
     watch->random = ep_random_id();
@@ -152,15 +152,15 @@ ep_err ep_watch_create(ep_cluster *cluster, const ep_rpc_common *common,
     watch->method = ep_rpc_method_by_name("expertd.v1.Coordinator", "WatchPlacement");
     pthread_mutex_init(&watch->lock, NULL);
     ep_timer_init(&watch->restart, on_restart, watch);
-    ep_rpc_channel_config config = {.common = *common,
-                                    .address = *coordinator,
-                                    .connection_class = "control",
-                                    .reconnect = true,
-                                    .on_state = on_state,
-                                    .arg = watch};
-    ep_rpc_limits_raise_for_control(&config.common.limits);
+    ep_rpc_channel_config channel_config = {.common = *common,
+                                            .address = *coordinator,
+                                            .connection_class = "control",
+                                            .reconnect = true,
+                                            .on_state = on_state,
+                                            .arg = watch};
+    ep_rpc_limits_raise_for_control(&channel_config.common.limits);
     ep_rpc_channel *channel = NULL;
-    ep_err err = ep_rpc_channel_create(&config, &channel, out_error);
+    ep_err err = ep_rpc_channel_create(&channel_config, &channel, out_error);
     if (err != EP_OK) {
         ep_watch_destroy(watch);
         return err;

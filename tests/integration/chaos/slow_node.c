@@ -9,7 +9,8 @@
 #include "chaos_fixture.h"
 #include "moe/routing_plan.h"
 
-/* Below what makes a node silent (client/cluster/silence.h): a ping's answer waits behind a reply. */
+/* Below what makes a node silent (client/cluster/silence.h): a ping's answer waits behind a reply.
+ */
 enum { REPLY_MS = 80, CALLS_IN_FLIGHT = 4, STEP = 250, STEPS_SLOW_MAX = 10, STEPS_MAX = 200 };
 
 static chaos_fixture f;
