@@ -6,6 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/check.h"
+#include "moe/convert.h"
+
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
 /* The public enumerations and those of lib/moe are the same numbers. */
@@ -22,6 +25,10 @@ _Static_assert((int)EP_MOE_NAN_MEAN == (int)EP_NAN_MEAN &&
 _Static_assert((int)EP_MOE_PREFILL == (int)EP_MODE_PREFILL && (int)EP_MOE_AUTO == (int)EP_MODE_AUTO,
                "mode");
 _Static_assert((int)EP_MOE_CONST_LINEAR == (int)EP_CONST_LINEAR, "const rule");
+_Static_assert((int)EP_MOE_DISPATCH_INT8 == (int)EP_DISPATCH_INT8 &&
+                   (int)EP_MOE_DISPATCH_FP8 == (int)EP_DISPATCH_FP8,
+               "dispatch_quant");
+_Static_assert((int)EP_MOE_COMBINE_INT8 == (int)EP_COMBINE_INT8, "combine_quant");
 
 static const ep_dtype row_types[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_NONE};
 static const ep_dtype x_types[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8,
@@ -105,14 +112,28 @@ ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,
     return EP_OK;
 }
 
-static ep_err check_dimension(const char *name, const ep_tensor *tensor, uint32_t dimension,
-                              uint64_t wanted, const char *because, ep_error *out_error)
+/* What a dimension has to be. */
+typedef struct dimension {
+    uint64_t wanted;
+    const char *because; /* NULL: anything */
+} dimension;
+
+#define BY_X "x has that many tokens"
+#define BY_IDS "expert_ids have that many slots"
+#define BY_ROWS "rows have that many elements"
+
+static ep_err check(const char *name, const ep_tensor *tensor, const ep_dtype *types, uint32_t rank,
+                    const dimension *dimensions, ep_error *out_error)
 {
-    if ((uint64_t)tensor->shape[dimension] != wanted) {
-        return BAD("%s has %" PRId64 " in dimension %" PRIu32 ": %s, so %" PRIu64 " is needed",
-                   name, tensor->shape[dimension], dimension, because, wanted);
+    ep_err err = ep_tensor_check(name, tensor, rank, types, out_error);
+    for (uint32_t i = 0; err == EP_OK && i < rank; i++) {
+        const dimension *d = &dimensions[i];
+        if (d->because != NULL && (uint64_t)tensor->shape[i] != d->wanted) {
+            err = BAD("%s has %" PRId64 " in dimension %" PRIu32 ": %s, so %" PRIu64 " is needed",
+                      name, tensor->shape[i], i, d->because, d->wanted);
+        }
     }
-    return EP_OK;
+    return err;
 }
 
 static ep_rows rows_of(const ep_tensor *tensor)
@@ -123,37 +144,80 @@ static ep_rows rows_of(const ep_tensor *tensor)
 
 /* ---- args ---- */
 
-static ep_err check_string(const char *name, const char *text, size_t bytes, ep_error *out_error)
+static ep_err check_strings(const ep_moe_args *args, ep_error *out_error)
 {
-    if (text != NULL && strlen(text) >= bytes) {
-        return BAD("%s has %zu bytes: allowed 0..%zu", name, strlen(text), bytes - 1);
+    const struct {
+        const char *name;
+        const char *text;
+        size_t bytes;
+    } strings[] = {{"model", args->model, EP_MODEL_NAME_BYTES},
+                   {"version", args->version, EP_VERSION_BYTES},
+                   {"traceparent", args->traceparent, EP_TRACEPARENT_BYTES},
+                   {"tenant", args->tenant, EP_TENANT_BYTES}};
+    if (args->model == NULL || args->model[0] == 0) {
+        return BAD("model is not set");
+    }
+    for (size_t i = 0; i < EP_ARRAY_COUNT(strings); i++) {
+        if (strings[i].text != NULL && strlen(strings[i].text) >= strings[i].bytes) {
+            return BAD("%s has %zu bytes: allowed 0..%zu", strings[i].name, strlen(strings[i].text),
+                       strings[i].bytes - 1);
+        }
     }
     return EP_OK;
 }
 
-/* An int8 row with smooth scales belongs to one expert: there is no row that a host could share. */
-static ep_err check_comm_alg(const ep_moe_args *args, ep_error *out_error)
+static ep_err check_choices(const ep_moe_args *args, ep_error *out_error)
 {
-    if ((unsigned)args->comm_alg > EP_MOE_COMM_HIERARCHY) {
-        return BAD("comm_alg %u: allowed 0 (auto), 1 (fullmesh), 2 (hierarchy)",
-                   (unsigned)args->comm_alg);
+    const struct {
+        const char *name;
+        unsigned value;
+        unsigned max;
+        const char *allowed;
+    } choices[] = {
+        {"mode", (unsigned)args->mode, EP_MOE_PREFILL, "0 (auto), 1 (decode), 2 (prefill)"},
+        {"result", (unsigned)args->result, EP_MOE_UNCOMBINED,
+         "0 (combined), 1 (partial), 2 (uncombined)"},
+        {"shared_source", (unsigned)args->shared_source, EP_MOE_SHARED_NONE,
+         "0 (service), 1 (caller), 2 (none)"},
+        {"comm_alg", (unsigned)args->comm_alg, EP_MOE_COMM_HIERARCHY,
+         "0 (auto), 1 (fullmesh), 2 (hierarchy)"},
+        {"combine_at", (unsigned)args->combine_at, EP_MOE_COMBINE_NODE_SUM,
+         "0 (rows), 1 (node_sum)"},
+        {"weight_on", (unsigned)args->weight_on, EP_MOE_WEIGHT_ON_INPUT, "0 (output) or 1 (input)"},
+        {"NaN policy", (unsigned)args->nan_policy, EP_NAN_MEAN,
+         "0 (pass), 1 (reject), 2 (zero), 3 (mean)"},
+        {"rule of constant experts", (unsigned)args->const_rule, EP_MOE_CONST_LINEAR,
+         "0 (kernel), 1 (linear)"}};
+    for (size_t i = 0; i < EP_ARRAY_COUNT(choices); i++) {
+        if (choices[i].value > choices[i].max) {
+            return BAD("%s %u: allowed %s", choices[i].name, choices[i].value, choices[i].allowed);
+        }
     }
+    if (!(args->x_abs_max >= 0.0f)) {
+        return BAD("limit of |x| is %g: allowed 0 (off) or more", (double)args->x_abs_max);
+    }
+    return EP_OK;
+}
+
+/* Choices that exclude each other. */
+static ep_err check_together(const ep_moe_args *args, ep_error *out_error)
+{
+    bool is_node_sum = args->combine_at == EP_MOE_COMBINE_NODE_SUM;
+    if ((args->step_group == 0) != (args->step_group_size == 0)) {
+        return BAD("step_group is %" PRIu64 ", step_group_size %" PRIu32
+                   ": allowed both 0, or neither",
+                   args->step_group, args->step_group_size);
+    }
+    /* An int8 row with smooth scales belongs to one expert: there is no row that a host could
+     * share. */
     if (args->comm_alg == EP_MOE_COMM_HIERARCHY && args->smooth_scales.rank != 0) {
         return BAD("comm_alg hierarchy with smooth_scales: allowed fullmesh");
     }
-    return EP_OK;
-}
-
-/* A node can only sum what is summed here: weighted rows of one token. */
-static ep_err check_combine_at(const ep_moe_args *args, ep_error *out_error)
-{
-    if ((unsigned)args->combine_at > EP_MOE_COMBINE_NODE_SUM) {
-        return BAD("combine_at %u: allowed 0 (rows), 1 (node_sum)", (unsigned)args->combine_at);
-    }
-    if (args->combine_at == EP_MOE_COMBINE_NODE_SUM && args->result == EP_MOE_UNCOMBINED) {
+    /* A node can only sum what is summed here: weighted rows of one token. */
+    if (is_node_sum && args->result == EP_MOE_UNCOMBINED) {
         return BAD("combine_at node_sum with result uncombined: allowed combined, partial");
     }
-    if (args->combine_at == EP_MOE_COMBINE_NODE_SUM && args->weight_on == EP_MOE_WEIGHT_ON_INPUT) {
+    if (is_node_sum && args->weight_on == EP_MOE_WEIGHT_ON_INPUT) {
         return BAD("combine_at node_sum with weight_on input: allowed output");
     }
     return EP_OK;
@@ -174,40 +238,15 @@ ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *ou
         return BAD("args have struct_bytes %" PRIu32 ": ep_moe_args_init sets %zu",
                    args->struct_bytes, sizeof(*args));
     }
-    if (args->model == NULL || args->model[0] == 0) {
-        return BAD("model is not set");
-    }
-    if ((err = check_string("model", args->model, EP_MODEL_NAME_BYTES, out_error)) != EP_OK ||
-        (err = check_string("version", args->version, EP_VERSION_BYTES, out_error)) != EP_OK ||
-        (err = check_string("traceparent", args->traceparent, EP_TRACEPARENT_BYTES, out_error)) !=
-            EP_OK ||
-        (err = check_string("tenant", args->tenant, EP_TENANT_BYTES, out_error)) != EP_OK) {
+    if ((err = check_strings(args, out_error)) != EP_OK ||
+        (err = check_choices(args, out_error)) != EP_OK) {
         return err;
     }
     if (args->deadline_us >= UINT32_MAX) {
         return BAD("deadline_us is %" PRIu64 ": allowed 0 (the client's default) to %" PRIu32,
                    args->deadline_us, UINT32_MAX - 1);
     }
-    if ((unsigned)args->mode > EP_MOE_PREFILL) {
-        return BAD("mode %u: allowed 0 (auto), 1 (decode), 2 (prefill)", (unsigned)args->mode);
-    }
-    if ((unsigned)args->result > EP_MOE_UNCOMBINED) {
-        return BAD("result %u: allowed 0 (combined), 1 (partial), 2 (uncombined)",
-                   (unsigned)args->result);
-    }
-    if ((unsigned)args->shared_source > EP_MOE_SHARED_NONE) {
-        return BAD("shared_source %u: allowed 0 (service), 1 (caller), 2 (none)",
-                   (unsigned)args->shared_source);
-    }
-    if ((args->step_group == 0) != (args->step_group_size == 0)) {
-        return BAD("step_group is %" PRIu64 ", step_group_size %" PRIu32
-                   ": allowed both 0, or neither",
-                   args->step_group, args->step_group_size);
-    }
-    if ((err = check_comm_alg(args, out_error)) != EP_OK) {
-        return err;
-    }
-    return check_combine_at(args, out_error);
+    return check_together(args, out_error);
 }
 
 static ep_err fill_x(const ep_moe_args *args, const char *model, const ep_layer_shape *shape,
@@ -233,9 +272,9 @@ static ep_err fill_x(const ep_moe_args *args, const char *model, const ep_layer_
                    : BAD("x_scales are given, but x is %s: allowed with i8 only",
                          ep_dtype_name(args->x.dtype));
     }
-    if ((err = ep_tensor_check("x_scales", &args->x_scales, 1, f32_types, out_error)) != EP_OK ||
-        (err = check_dimension("x_scales", &args->x_scales, 0, batch->tokens,
-                               "x has that many tokens", out_error)) != EP_OK) {
+    const dimension of_x[] = {{batch->tokens, BY_X}};
+    err = check("x_scales", &args->x_scales, f32_types, 1, of_x, out_error);
+    if (err != EP_OK) {
         return err;
     }
     if ((uintptr_t)args->x_scales.data % sizeof(float) != 0) {
@@ -256,16 +295,13 @@ static ep_err fill_slots(const ep_moe_args *args, const ep_layer_shape *shape, e
         batch->top_k = 0;
         return EP_OK;
     }
-    if ((err = ep_tensor_check("expert_ids", &args->expert_ids, 2, id_types, out_error)) != EP_OK ||
-        (err = check_dimension("expert_ids", &args->expert_ids, 0, batch->tokens,
-                               "x has that many tokens", out_error)) != EP_OK ||
-        (err = ep_tensor_check("expert_scales", &args->expert_scales, 2, scale_types, out_error)) !=
-            EP_OK ||
-        (err = check_dimension("expert_scales", &args->expert_scales, 0, batch->tokens,
-                               "x has that many tokens", out_error)) != EP_OK ||
-        (err = check_dimension("expert_scales", &args->expert_scales, 1,
-                               (uint64_t)args->expert_ids.shape[1],
-                               "expert_ids have that many slots", out_error)) != EP_OK) {
+    dimension of_slots[] = {{batch->tokens, BY_X}, {0, NULL}};
+    err = check("expert_ids", &args->expert_ids, id_types, 2, of_slots, out_error);
+    if (err == EP_OK) {
+        of_slots[1] = (dimension){(uint64_t)args->expert_ids.shape[1], BY_IDS};
+        err = check("expert_scales", &args->expert_scales, scale_types, 2, of_slots, out_error);
+    }
+    if (err != EP_OK) {
         return err;
     }
     if (args->expert_ids.shape[1] > EP_TOP_K_MAX) {
@@ -278,40 +314,25 @@ static ep_err fill_slots(const ep_moe_args *args, const ep_layer_shape *shape, e
     return EP_OK;
 }
 
-static ep_err check_flags(const char *name, const ep_tensor *tensor, const ep_batch *batch,
-                          ep_error *out_error)
-{
-    ep_err err = ep_tensor_check(name, tensor, 2, flag_types, out_error);
-    if (err == EP_OK) {
-        err = check_dimension(name, tensor, 0, batch->tokens, "x has that many tokens", out_error);
-    }
-    if (err == EP_OK) {
-        err = check_dimension(name, tensor, 1, batch->top_k, "expert_ids have that many slots",
-                              out_error);
-    }
-    return err;
-}
-
 static ep_err fill_masks(const ep_moe_args *args, ep_batch *batch, ep_error *out_error)
 {
-    ep_err err = EP_OK;
-    if (args->active_mask.rank == 1) {
-        err = ep_tensor_check("active_mask", &args->active_mask, 1, flag_types, out_error);
-        if (err == EP_OK) {
-            err = check_dimension("active_mask", &args->active_mask, 0, batch->tokens,
-                                  "x has that many tokens", out_error);
+    const dimension of_slots[] = {{batch->tokens, BY_X}, {batch->top_k, BY_IDS}};
+    const ep_tensor *mask = &args->active_mask;
+    if (mask->rank != 0) { /* [T] or [T,K] */
+        uint32_t rank = mask->rank == 1 ? 1 : 2;
+        ep_err err = check("active_mask", mask, flag_types, rank, of_slots, out_error);
+        if (err != EP_OK) {
+            return err;
         }
-        batch->mask_tokens = args->active_mask.data;
-    } else if (args->active_mask.rank != 0) {
-        err = check_flags("active_mask", &args->active_mask, batch, out_error);
-        batch->mask_slots = rows_of(&args->active_mask);
-    }
-    if (err != EP_OK) {
-        return err;
+        if (rank == 1) {
+            batch->mask_tokens = mask->data;
+        } else {
+            batch->mask_slots = rows_of(mask);
+        }
     }
     if (args->result == EP_MOE_PARTIAL) {
         batch->partial_slots = rows_of(&args->partial_slots);
-        return check_flags("partial_slots", &args->partial_slots, batch, out_error);
+        return check("partial_slots", &args->partial_slots, flag_types, 2, of_slots, out_error);
     }
     return args->partial_slots.rank == 0
                ? EP_OK
@@ -324,15 +345,8 @@ static ep_err fill_shared(const ep_moe_args *args, ep_batch *batch, ep_error *ou
         return args->shared.rank == 0 ? EP_OK
                                       : BAD("shared is given, but shared_source is not caller (1)");
     }
-    ep_err err = ep_tensor_check("shared", &args->shared, 2, row_types, out_error);
-    if (err == EP_OK) {
-        err = check_dimension("shared", &args->shared, 0, batch->tokens, "x has that many tokens",
-                              out_error);
-    }
-    if (err == EP_OK) {
-        err = check_dimension("shared", &args->shared, 1, batch->hidden,
-                              "rows have that many elements", out_error);
-    }
+    const dimension of_x[] = {{batch->tokens, BY_X}, {batch->hidden, BY_ROWS}};
+    ep_err err = check("shared", &args->shared, row_types, 2, of_x, out_error);
     batch->shared = rows_of(&args->shared);
     return err;
 }
@@ -348,15 +362,9 @@ static ep_err fill_special(const ep_moe_args *args, ep_batch *batch, ep_error *o
     batch->special.const_count = args->const_experts;
     batch->special.const_rule = (ep_const_rule)args->const_rule;
     for (size_t i = 0; i < 3 && args->const_experts > 0; i++) {
-        ep_err err = ep_tensor_check(names[i], tensors[i], 2, row_types, out_error);
-        if (err == EP_OK) {
-            err = check_dimension(names[i], tensors[i], 0, args->const_experts,
-                                  "const_experts says so", out_error);
-        }
-        if (err == EP_OK) {
-            err = check_dimension(names[i], tensors[i], 1, batch->hidden,
-                                  "rows have that many elements", out_error);
-        }
+        const dimension of_table[] = {{args->const_experts, "const_experts says so"},
+                                      {batch->hidden, BY_ROWS}};
+        ep_err err = check(names[i], tensors[i], row_types, 2, of_table, out_error);
         if (err != EP_OK) {
             return err;
         }
@@ -365,26 +373,75 @@ static ep_err fill_special(const ep_moe_args *args, ep_batch *batch, ep_error *o
     return EP_OK;
 }
 
+/* ---- how rows are quantised for their way to the nodes and back ---- */
+
+static ep_err fill_smooth(const ep_moe_args *args, const ep_layer_shape *shape, ep_batch *batch,
+                          ep_error *out_error)
+{
+    const ep_tensor *smooth = &args->smooth_scales;
+    uint32_t rows = shape->shared_experts + shape->experts;
+    if (args->dispatch_quant != EP_MOE_DISPATCH_INT8) {
+        return BAD("smooth_scales are given, but dispatch_quant is %u: allowed with 2 (int8) only",
+                   (unsigned)args->dispatch_quant);
+    }
+    /* Each slot brings a row of its own then: there is no row that a node could share. */
+    if (args->combine_at == EP_MOE_COMBINE_NODE_SUM) {
+        return BAD("smooth_scales are given with combine_at 1 (node_sum): allowed with comm_alg 0 "
+                   "(auto), 1 (fullmesh) and combine_at 0 (rows)");
+    }
+    ep_err err = ep_tensor_check("smooth_scales", smooth, 2, f32_types, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (smooth->shape[0] != rows || smooth->shape[1] != shape->hidden) {
+        return BAD("smooth_scales are %" PRId64 " x %" PRId64 ": layer %" PRIu32 " has %" PRIu32
+                   " shared and %" PRIu32 " routed experts of hidden %" PRIu32 ", so %" PRIu32
+                   " x %" PRIu32 " is needed",
+                   smooth->shape[0], smooth->shape[1], shape->layer, shape->shared_experts,
+                   shape->experts, shape->hidden, rows, shape->hidden);
+    }
+    if ((uintptr_t)smooth->data % sizeof(float) != 0 ||
+        smooth->stride_bytes[0] % (int64_t)sizeof(float) != 0) {
+        return BAD("smooth_scales begin at %p with stride %" PRId64 ": allowed multiples of %zu",
+                   smooth->data, smooth->stride_bytes[0], sizeof(float));
+    }
+    batch->smooth = rows_of(smooth);
+    batch->smooth_first = shape->shared_experts;
+    return EP_OK;
+}
+
+static ep_err fill_quant(const ep_moe_args *args, const ep_layer_shape *shape, ep_batch *batch,
+                         ep_error *out_error)
+{
+    unsigned dispatch = (unsigned)args->dispatch_quant;
+    if (dispatch != EP_MOE_DISPATCH_PLAIN && dispatch != EP_MOE_DISPATCH_INT8 &&
+        dispatch != EP_MOE_DISPATCH_FP8) {
+        return BAD("dispatch_quant %u: allowed 0 (plain), 2 (int8), 3 (fp8)", dispatch);
+    }
+    if (args->combine_quant != EP_MOE_COMBINE_PLAIN && args->combine_quant != EP_MOE_COMBINE_INT8) {
+        return BAD("combine_quant %u: allowed 0 (plain), 2 (int8)", (unsigned)args->combine_quant);
+    }
+    if (dispatch != EP_MOE_DISPATCH_PLAIN && args->x.dtype == EP_DTYPE_I8) {
+        return BAD("dispatch_quant is %u, but x is i8 already: allowed with bf16, f16, f32 only",
+                   dispatch);
+    }
+    batch->dispatch_quant = (ep_dispatch_quant)dispatch;
+    batch->combine_quant = (ep_combine_quant)args->combine_quant;
+    return args->smooth_scales.rank != 0 ? fill_smooth(args, shape, batch, out_error) : EP_OK;
+}
+
 /* ---- out ---- */
 
 static ep_err fill_out(const ep_tensor *out, ep_batch *batch, ep_combine_out *out_out,
                        ep_error *out_error)
 {
     bool uncombined = batch->form == EP_RESULT_UNCOMBINED;
-    uint32_t rank = uncombined ? 3 : 2;
     int64_t row_bytes = (int64_t)batch->hidden * (int64_t)ep_dtype_bytes(out->dtype);
-    ep_err err = ep_tensor_check("out", out, rank, row_types, out_error);
-    if (err == EP_OK) {
-        err = check_dimension("out", out, 0, batch->tokens, "x has that many tokens", out_error);
-    }
-    if (err == EP_OK && uncombined) {
-        err = check_dimension("out", out, 1, batch->top_k, "expert_ids have that many slots",
-                              out_error);
-    }
-    if (err == EP_OK) {
-        err = check_dimension("out", out, rank - 1, batch->hidden, "rows have that many elements",
-                              out_error);
-    }
+    const dimension combined[] = {{batch->tokens, BY_X}, {batch->hidden, BY_ROWS}};
+    const dimension by_slot[] = {
+        {batch->tokens, BY_X}, {batch->top_k, BY_IDS}, {batch->hidden, BY_ROWS}};
+    ep_err err = check("out", out, row_types, uncombined ? 3 : 2, uncombined ? by_slot : combined,
+                       out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -470,12 +527,16 @@ ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const ch
     batch->x_abs_max = args->x_abs_max;
     batch->allow_duplicates = args->allow_duplicates;
     batch->wire_dtype = args->wire_dtype == EP_DTYPE_NONE ? EP_DTYPE_BF16 : args->wire_dtype;
+    if (!ep_dtype_is_float(batch->wire_dtype)) {
+        return BAD("a row on the wire has type %s (%u): allowed bf16, f16, f32",
+                   ep_dtype_name(batch->wire_dtype), (unsigned)batch->wire_dtype);
+    }
     if ((err = fill_x(args, model, shape, batch, out_error)) != EP_OK ||
         (err = fill_slots(args, shape, batch, out_error)) != EP_OK ||
         (err = fill_masks(args, batch, out_error)) != EP_OK ||
         (err = fill_shared(args, batch, out_error)) != EP_OK ||
         (err = fill_special(args, batch, out_error)) != EP_OK ||
-        (err = ep_args_fill_quant(args, shape, batch, out_error)) != EP_OK ||
+        (err = fill_quant(args, shape, batch, out_error)) != EP_OK ||
         (err = fill_out(out, batch, &spec.out, out_error)) != EP_OK ||
         (err = check_apart(args, out, out_error)) != EP_OK) {
         return err;

@@ -33,7 +33,7 @@ typedef struct ep_call_spec {
     ep_combine_out out;
 } ep_call_spec;
 
-/* args->struct_bytes, strings and enumerations. Errors: INVALID_ARGUMENT naming the field,
+/* args->struct_bytes, strings and choices. Errors: INVALID_ARGUMENT naming the field,
  * UNIMPLEMENTED (newer struct). */
 ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *out_error);
 /*
@@ -42,10 +42,6 @@ ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *ou
  */
 ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const char *model,
                          const ep_layer_shape *shape, ep_call_spec *out_spec, ep_error *out_error);
-
-/* The part of it that says how rows are quantised; called by ep_call_spec_fill. */
-ep_err ep_args_fill_quant(const ep_moe_args *args, const ep_layer_shape *shape, ep_batch *batch,
-                          ep_error *out_error);
 
 /* One tensor: host memory, rank, type among types (EP_DTYPE_NONE-terminated), contiguous inside a
  * row. */

@@ -92,9 +92,11 @@ typedef enum ep_slot_kind {
     EP_SLOT_CONST
 } ep_slot_kind;
 
-/* Checks shapes, types, counts, every id, masked ones too (INVALID_ARGUMENT naming token, slot,
- * value, allowed range), duplicates among slots that will be computed, masks' values, NaN policy
- * reject, |x| limit (both for active tokens). Pure; cost O(T*(K+H)) only when a policy needs x. */
+/* Checks counts, every id, masked ones too (INVALID_ARGUMENT naming token, slot, value, allowed
+ * range), duplicates among slots that will be computed, masks' values, NaN policy reject, |x| limit
+ * (both for active tokens). The form of the tensors and the choices are right already: who takes
+ * them from outside checks them (client/common/args.h). Pure; cost O(T*(K+H)) only when a policy
+ * needs x. */
 ep_err ep_batch_check(const ep_batch *batch, const ep_layer_shape *shape, ep_error *out_error);
 
 static inline uint32_t ep_batch_slots_per_token(const ep_batch *batch, const ep_layer_shape *shape)

@@ -13,22 +13,19 @@
 
 static ep_err check_counts(const ep_batch *batch, const ep_layer_shape *shape, ep_error *out_error)
 {
-    bool shared = batch->shared_source == EP_SHARED_SERVICE && shape->shared_experts > 0;
-    if (batch->tokens > EP_TOKENS_MAX) {
-        return BAD("batch has %" PRIu32 " tokens: allowed 0..%d", batch->tokens, EP_TOKENS_MAX);
+    uint32_t per_token = ep_batch_slots_per_token(batch, shape);
+    if (per_token == 0) {
+        return BAD("batch has 0 slots per token: allowed 1..%d", EP_TOP_K_MAX);
     }
-    if (batch->top_k > EP_TOP_K_MAX || (batch->top_k == 0 && !shared)) {
-        return BAD("batch has %" PRIu32 " slots per token: allowed 1..%d%s", batch->top_k,
-                   EP_TOP_K_MAX, shared ? ", or 0 for shared experts only" : "");
-    }
+    /* a prepared batch may meet a newer table */
     if (batch->hidden != shape->hidden) {
         return BAD("batch has rows of %" PRIu32 " elements, layer %" PRIu32 " has %" PRIu32,
                    batch->hidden, shape->layer, shape->hidden);
     }
-    if ((uint64_t)batch->tokens * ep_batch_slots_per_token(batch, shape) > UINT32_MAX) {
+    if ((uint64_t)batch->tokens * per_token > UINT32_MAX) {
         return BAD("batch has %" PRIu32 " tokens of %" PRIu32 " slots: allowed up to %" PRIu32
                    " slots in all",
-                   batch->tokens, ep_batch_slots_per_token(batch, shape), UINT32_MAX);
+                   batch->tokens, per_token, UINT32_MAX);
     }
     if (ep_batch_ids_total(batch, shape) > INT32_MAX) {
         return BAD("layer %" PRIu32 " has %" PRId64
@@ -38,124 +35,9 @@ static ep_err check_counts(const ep_batch *batch, const ep_layer_shape *shape, e
     return EP_OK;
 }
 
-static ep_err check_enums(const ep_batch *batch, ep_error *out_error)
-{
-    if ((unsigned)batch->weight_on > EP_WEIGHT_ON_INPUT) {
-        return BAD("weight_on %u: allowed 0 (output) or 1 (input)", (unsigned)batch->weight_on);
-    }
-    if ((unsigned)batch->form > EP_RESULT_UNCOMBINED) {
-        return BAD("result form %u: allowed 0 (combined), 1 (partial), 2 (uncombined)",
-                   (unsigned)batch->form);
-    }
-    if ((unsigned)batch->shared_source > EP_SHARED_NONE) {
-        return BAD("shared source %u: allowed 0 (service), 1 (caller), 2 (none)",
-                   (unsigned)batch->shared_source);
-    }
-    if ((unsigned)batch->nan_policy > EP_NAN_MEAN) {
-        return BAD("NaN policy %u: allowed 0 (pass), 1 (reject), 2 (zero), 3 (mean)",
-                   (unsigned)batch->nan_policy);
-    }
-    if ((unsigned)batch->special.const_rule > EP_CONST_LINEAR) {
-        return BAD("rule of constant experts %u: allowed 0 (kernel), 1 (linear)",
-                   (unsigned)batch->special.const_rule);
-    }
-    if (!(batch->x_abs_max >= 0.0f)) {
-        return BAD("limit of |x| is %g: allowed 0 (off) or more", (double)batch->x_abs_max);
-    }
-    return EP_OK;
-}
-
-static ep_err check_float_type(const char *what, ep_dtype dtype, ep_error *out_error)
-{
-    if (!ep_dtype_is_float(dtype)) {
-        return BAD("%s has type %s (%u): allowed bf16, f16, f32", what, ep_dtype_name(dtype),
-                   (unsigned)dtype);
-    }
-    return EP_OK;
-}
-
-static ep_err check_present(const char *what, const ep_rows *rows, ep_error *out_error)
-{
-    return rows->data != NULL ? EP_OK : BAD("missing: %s", what);
-}
-
-static ep_err check_inputs(const ep_batch *batch, ep_error *out_error)
-{
-    ep_err err;
-    if (batch->x.dtype != EP_DTYPE_I8 && !ep_dtype_is_float(batch->x.dtype)) {
-        return BAD("x has type %s (%u): allowed bf16, f16, f32, i8", ep_dtype_name(batch->x.dtype),
-                   (unsigned)batch->x.dtype);
-    }
-    if ((err = check_float_type("a row on the wire", batch->wire_dtype, out_error)) != EP_OK ||
-        (err = check_float_type("the result", batch->out_dtype, out_error)) != EP_OK) {
-        return err;
-    }
-    if (batch->tokens == 0) {
-        return EP_OK;
-    }
-    if ((err = check_present("x", &batch->x, out_error)) != EP_OK) {
-        return err;
-    }
-    if (batch->x.dtype == EP_DTYPE_I8 && batch->x_scales == NULL) {
-        return BAD("missing: row scales of x, which is i8");
-    }
-    if (batch->top_k == 0) {
-        return EP_OK;
-    }
-    if ((err = check_present("expert ids", &batch->ids, out_error)) != EP_OK ||
-        (err = check_present("expert scales", &batch->scales, out_error)) != EP_OK) {
-        return err;
-    }
-    if (batch->ids.dtype != EP_DTYPE_I32 && batch->ids.dtype != EP_DTYPE_I64) {
-        return BAD("expert ids have type %s (%u): allowed i32, i64",
-                   ep_dtype_name(batch->ids.dtype), (unsigned)batch->ids.dtype);
-    }
-    if (batch->scales.dtype != EP_DTYPE_F32 && batch->scales.dtype != EP_DTYPE_BF16) {
-        return BAD("expert scales have type %s (%u): allowed f32, bf16",
-                   ep_dtype_name(batch->scales.dtype), (unsigned)batch->scales.dtype);
-    }
-    return EP_OK;
-}
-
-static ep_err check_optional_inputs(const ep_batch *batch, ep_error *out_error)
-{
-    ep_err err;
-    if (batch->shared_source == EP_SHARED_CALLER) {
-        if (batch->tokens > 0 && (err = check_present("the caller's shared tensor", &batch->shared,
-                                                      out_error)) != EP_OK) {
-            return err;
-        }
-        if ((err = check_float_type("the caller's shared tensor", batch->shared.dtype,
-                                    out_error)) != EP_OK) {
-            return err;
-        }
-    }
-    if (batch->special.const_count > 0) {
-        const ep_rows *tables[] = {&batch->special.const_alpha1, &batch->special.const_alpha2,
-                                   &batch->special.const_v};
-        const char *names[] = {"alpha1 of the constant experts", "alpha2 of the constant experts",
-                               "v of the constant experts"};
-        for (size_t i = 0; i < 3; i++) {
-            if ((err = check_present(names[i], tables[i], out_error)) != EP_OK ||
-                (err = check_float_type(names[i], tables[i]->dtype, out_error)) != EP_OK) {
-                return err;
-            }
-        }
-    }
-    if (batch->form == EP_RESULT_PARTIAL && batch->tokens > 0 && batch->top_k > 0) {
-        return check_present("the partial result's table of marked slots", &batch->partial_slots,
-                             out_error);
-    }
-    return EP_OK;
-}
-
 static ep_err check_slot_flags(const char *what, const ep_batch *batch, const ep_rows *rows,
                                ep_error *out_error)
 {
-    if (rows->dtype != EP_DTYPE_BOOL && rows->dtype != EP_DTYPE_U8) {
-        return BAD("%s has type %s (%u): allowed bool, u8", what, ep_dtype_name(rows->dtype),
-                   (unsigned)rows->dtype);
-    }
     for (uint32_t t = 0; t < batch->tokens; t++) {
         const uint8_t *flags = ep_rows_at(rows, t);
         for (uint32_t k = 0; k < batch->top_k; k++) {
@@ -295,9 +177,6 @@ ep_err ep_batch_check(const ep_batch *batch, const ep_layer_shape *shape, ep_err
 {
     ep_err err;
     if ((err = check_counts(batch, shape, out_error)) != EP_OK ||
-        (err = check_enums(batch, out_error)) != EP_OK ||
-        (err = check_inputs(batch, out_error)) != EP_OK ||
-        (err = check_optional_inputs(batch, out_error)) != EP_OK ||
         (err = check_masks(batch, out_error)) != EP_OK ||
         (err = check_ids(batch, shape, out_error)) != EP_OK) {
         return err;

@@ -2,6 +2,7 @@
 /* What callers may get wrong in a call's arguments: each mistake is named with
  * its value and what is allowed. */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <string.h>
 
 #include "common/args.h"
@@ -114,6 +115,16 @@ Test(args, structs_and_strings)
     bad(EP_ERR_INVALID_ARGUMENT, "result 7");
     args.shared_source = (ep_moe_shared)7;
     bad(EP_ERR_INVALID_ARGUMENT, "shared_source 7");
+    args.weight_on = (ep_moe_weight_on)2;
+    bad(EP_ERR_INVALID_ARGUMENT, "weight_on 2: allowed 0 (output) or 1 (input)");
+    args.nan_policy = (ep_moe_nan)4;
+    bad(EP_ERR_INVALID_ARGUMENT, "NaN policy 4: allowed 0 (pass), 1 (reject), 2 (zero), 3 (mean)");
+    args.const_rule = (ep_moe_const_rule)2;
+    bad(EP_ERR_INVALID_ARGUMENT, "rule of constant experts 2: allowed 0 (kernel), 1 (linear)");
+    args.x_abs_max = NAN;
+    bad(EP_ERR_INVALID_ARGUMENT, "limit of |x| is nan: allowed 0 (off) or more");
+    args.wire_dtype = EP_DTYPE_I8;
+    bad(EP_ERR_INVALID_ARGUMENT, "a row on the wire has type i8 (4): allowed bf16, f16, f32");
     args.deadline_us = UINT32_MAX;
     bad(EP_ERR_INVALID_ARGUMENT, "deadline_us is 4294967295");
     args.x.struct_bytes = 0;
