@@ -116,7 +116,6 @@ struct ep_rpc_client_call {
     uint32_t refs;   /* atomic: table, timer, threads at work on it */
     ep_rpc_out *out; /* while pending */
     size_t frame_bytes;
-    size_t queue_bytes;       /* of pending_bytes */
     ep_rpc_client_link *link; /* where it was or is being sent; a reference */
     ep_timer timer; /* armed from start to end: the deadline, or at once when ending_error is set */
     bool pending;

@@ -94,8 +94,7 @@ static void pending_insert_locked(ep_rpc_client_call *call, ep_rpc_out *taken_ou
     EP_ASSERT(!call->pending);
     call->pending = true;
     call->out = taken_out;
-    call->queue_bytes = ep_rpc_out_memory_bytes(taken_out);
-    channel->pending_bytes += call->queue_bytes;
+    channel->pending_bytes += ep_rpc_out_memory_bytes(taken_out);
     call->pending_previous = first ? NULL : channel->pending_last;
     call->pending_next = first ? channel->pending_first : NULL;
     *(call->pending_previous != NULL ? &call->pending_previous->pending_next
@@ -113,7 +112,7 @@ static ep_rpc_out *pending_remove_locked(ep_rpc_client_call *call)
                                      : &channel->pending_first) = call->pending_next;
     *(call->pending_next != NULL ? &call->pending_next->pending_previous : &channel->pending_last) =
         call->pending_previous;
-    channel->pending_bytes -= call->queue_bytes;
+    channel->pending_bytes -= ep_rpc_out_memory_bytes(call->out);
     call->pending = false;
     call->pending_next = NULL;
     call->pending_previous = NULL;
@@ -479,16 +478,6 @@ static void after_send(ep_rpc_client_call *call, ep_rpc_out *out, ep_err err)
     ep_rpc_client_call_unref(call);
 }
 
-static uint32_t deadline_left_us(uint64_t deadline_ns)
-{
-    if (deadline_ns == EP_TIME_NEVER) {
-        return EP_FRAME_DEADLINE_NONE;
-    }
-    uint64_t now_ns = ep_clock_now_ns();
-    uint64_t left_us = deadline_ns > now_ns ? (deadline_ns - now_ns) / EP_NS_PER_US : 0;
-    return left_us < EP_FRAME_DEADLINE_NONE ? (uint32_t)left_us : EP_FRAME_DEADLINE_NONE - 1;
-}
-
 void ep_rpc_channel_pump(ep_rpc_channel *channel)
 {
     for (;;) {
@@ -499,7 +488,14 @@ void ep_rpc_channel_pump(ep_rpc_channel *channel)
         if (call == NULL) {
             return;
         }
-        out->frame.deadline_us = deadline_left_us(call->deadline_ns);
+        out->frame.deadline_us = EP_FRAME_DEADLINE_NONE;
+        if (call->deadline_ns != EP_TIME_NEVER) {
+            uint64_t now_ns = ep_clock_now_ns();
+            uint64_t left_ns = call->deadline_ns > now_ns ? call->deadline_ns - now_ns : 0;
+            uint64_t left_us = left_ns / EP_NS_PER_US;
+            out->frame.deadline_us =
+                left_us < EP_FRAME_DEADLINE_NONE ? (uint32_t)left_us : EP_FRAME_DEADLINE_NONE - 1;
+        }
         after_send(call, out, ep_rpc_link_send(&call->link->link, out));
     }
 }
@@ -553,8 +549,15 @@ static ep_err check_state_locked(ep_rpc_channel *channel, const ep_rpc_request *
     return EP_OK;
 }
 
-static ep_rpc_client_call *take_call_locked(ep_rpc_channel *channel)
+/* Puts a packed request into the table and the queue. Lock held. */
+static ep_err enter_locked(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_out *out,
+                           ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id,
+                           ep_error *out_error)
 {
+    ep_err err = check_state_locked(channel, request, ep_rpc_out_memory_bytes(out), out_error);
+    if (err != EP_OK) {
+        return err;
+    }
     ep_rpc_client_call *call = channel->free_calls;
     if (call != NULL) {
         channel->free_calls = call->next;
@@ -562,19 +565,10 @@ static ep_rpc_client_call *take_call_locked(ep_rpc_channel *channel)
     } else {
         call = malloc(sizeof(*call));
     }
-    return call;
-}
-
-static void give_call_locked(ep_rpc_channel *channel, ep_rpc_client_call *call)
-{
-    call->next = channel->free_calls;
-    channel->free_calls = call;
-    channel->free_calls_count++;
-}
-
-static void fill_call(ep_rpc_client_call *call, ep_rpc_channel *channel,
-                      const ep_rpc_request *request, ep_rpc_reply_func on_reply, void *arg)
-{
+    if (call == NULL || !grow_table_locked(channel)) {
+        free(call);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call");
+    }
     memset(call, 0, offsetof(ep_rpc_client_call, ending_error));
     ep_error_clear(&call->ending_error);
     call->sequence = 0;
@@ -588,26 +582,11 @@ static void fill_call(ep_rpc_client_call *call, ep_rpc_channel *channel,
     call->started_ns = ep_clock_now_ns();
     call->deadline_ns = request->deadline_ns;
     call->refs = 2; /* the table's and the timer's */
+    call->frame_bytes = out->frame_bytes;
     ep_timer_init(&call->timer, call_timer, call);
-}
-
-/* Puts a prepared frame into the table and the queue. Lock held. */
-static ep_err enter_locked(ep_rpc_channel *channel, const ep_rpc_request *request, ep_rpc_out *out,
-                           ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id,
-                           ep_error *out_error)
-{
-    ep_err err = check_state_locked(channel, request, ep_rpc_out_memory_bytes(out), out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    ep_rpc_client_call *call = grow_table_locked(channel) ? take_call_locked(channel) : NULL;
-    if (call == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call");
-    }
-    fill_call(call, channel, request, on_reply, arg);
     err = ep_timer_arm(channel->common.timers, &call->timer, call->deadline_ns);
     if (err != EP_OK) {
-        give_call_locked(channel, call);
+        free(call);
         return ep_error_set(out_error, err, "no memory for a call's timer");
     }
     out->frame.kind = EP_FRAME_REQUEST;
@@ -615,7 +594,6 @@ static ep_err enter_locked(ep_rpc_channel *channel, const ep_rpc_request *reques
     out->frame.attempt = call->attempt;
     out->frame.method_id = call->method->id;
     out->trace = request->trace;
-    call->frame_bytes = out->frame_bytes;
     ep_rpc_client_call **bucket = bucket_of(channel, call->id);
     call->next = *bucket;
     *bucket = call;
