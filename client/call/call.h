@@ -107,6 +107,7 @@ struct ep_call {
     ep_peer_class class_index; /* by flow */
     ep_view_layer at;          /* of the newest round of sending; a reference; NULL between runs */
     ep_answer_norm *norm;      /* of class_index and the model */
+    uint32_t slots_per_token;  /* of batch and layer */
     uint64_t spread;
     uint64_t step_member; /* names this run in all its frames; 0 without a step group */
     ep_call_window windows[EP_CALL_WINDOWS];
@@ -168,7 +169,7 @@ ep_err ep_call_reserve(ep_call *call, const ep_view_layer *at, ep_error *out_err
 /* The part of it that this run needs now. */
 ep_err ep_call_reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_flow *flow,
                            ep_error *out_error);
-/* Room for so many in `served`. Errors: NO_MEMORY. */
+/* Makes `served` longer. Errors: NO_MEMORY. */
 ep_err ep_call_reserve_served(ep_call *call, uint32_t count);
 /* Grows the array of frames. Errors: NO_MEMORY. */
 ep_err ep_call_reserve_frames(ep_call *call, uint32_t count);

@@ -50,11 +50,8 @@ static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
 
 void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame)
 {
-    uint32_t per_token = ep_call_slots_per_token(call);
+    const uint32_t per_token = call->slots_per_token;
     uint32_t ready = 0;
-    if (!call->flow.is_piecewise) {
-        return;
-    }
     for (uint32_t i = 0; i < frame->slots_count; i++) {
         uint32_t *left = &call->rows_left[frame->slots[i] / per_token];
         if (!ep_call_frame_has_row(call, frame, i)) {
@@ -149,16 +146,14 @@ void ep_call_end_window(ep_call *call, uint32_t window)
  * those never sent. */
 static void count_missing(ep_call *call)
 {
-    uint32_t per_token = ep_call_slots_per_token(call);
+    const uint32_t per_token = call->slots_per_token;
     size_t sent_end = (size_t)call->tokens_sent * per_token;
     size_t end = (size_t)call->spec.batch.tokens * per_token;
     memset(call->rows + sent_end, 0, (end - sent_end) * sizeof(*call->rows));
     /* rows of windows that were combined are gone, but not NULL */
     for (size_t s = 0; s < end; s++) {
         uint32_t expert;
-        ep_slot_kind kind =
-            ep_batch_slot(&call->spec.batch, &call->at.layer->shape, (uint32_t)(s / per_token),
-                          (uint32_t)(s % per_token), &expert);
+        ep_slot_kind kind = ep_call_slot(call, (uint32_t)s, &expert);
         if ((kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) && call->rows[s] == NULL) {
             if (call->result.missing_count == 0) {
                 call->result.missing_first_slot = (uint32_t)s;
@@ -191,10 +186,8 @@ static void write_out(ep_call *call)
 static uint32_t blamed_expert(const ep_call *call, const ep_call_frame *frame)
 {
     uint32_t expert = EP_NO_EXPERT;
-    uint32_t per_token = ep_call_slots_per_token(call);
     if (frame != NULL && frame->slots_count > 0) {
-        ep_batch_slot(&call->spec.batch, &call->at.layer->shape, frame->slots[0] / per_token,
-                      frame->slots[0] % per_token, &expert);
+        ep_call_slot(call, frame->slots[0], &expert);
     }
     return expert;
 }

@@ -43,11 +43,9 @@ static void sort(uint32_t *numbers, uint32_t count)
 
 static bool all_have_copy(const ep_call *call, const uint32_t *numbers, uint32_t count)
 {
-    uint32_t per_token = ep_call_slots_per_token(call);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t expert;
-        ep_batch_slot(&call->spec.batch, &call->at.layer->shape, numbers[i] / per_token,
-                      numbers[i] % per_token, &expert);
+        ep_call_slot(call, numbers[i], &expert);
         if (call->chosen[expert] == EP_NO_EXPERT) {
             return false;
         }

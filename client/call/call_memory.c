@@ -141,14 +141,12 @@ ep_err ep_call_reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_
 
 ep_err ep_call_reserve_served(ep_call *call, uint32_t count)
 {
-    if (count > call->served_capacity) {
-        const ep_peer **served = realloc(call->served, count * sizeof(*served));
-        if (served == NULL) {
-            return EP_ERR_NO_MEMORY;
-        }
-        call->served = served;
-        call->served_capacity = count;
+    const ep_peer **served = realloc(call->served, count * sizeof(*served));
+    if (served == NULL) {
+        return EP_ERR_NO_MEMORY;
     }
+    call->served = served;
+    call->served_capacity = count;
     return EP_OK;
 }
 
@@ -178,7 +176,7 @@ static ep_err reserve_layer(ep_call *call, const ep_view_layer *at)
         }
         call->nodes_capacity = nodes;
     }
-    return ep_call_reserve_served(call, nodes);
+    return nodes > call->served_capacity ? ep_call_reserve_served(call, nodes) : EP_OK;
 }
 
 /* Frames of second sends that the budget can pay at once; a silent node's may be more, and then
@@ -299,6 +297,7 @@ ep_err ep_call_use_view(ep_call *call, const ep_view_layer *at)
     ep_view_ref(at->view);
     ep_view_unref(call->at.view);
     call->at = *at;
+    call->slots_per_token = ep_batch_slots_per_token(&call->spec.batch, &at->layer->shape);
     call->norm = &call->client->norms[call->class_index][at->model_index % EP_CLIENT_NORMS];
     return EP_OK;
 }

@@ -82,9 +82,6 @@ ep_err ep_call_registry_add(ep_call_registry *registry, ep_call *call, ep_error 
 
 static void stop_waiting(ep_call_registry *registry, ep_call *call)
 {
-    if (!call->links.waiting) {
-        return;
-    }
     ep_call **from_prev = call->links.waiting_prev != NULL
                               ? &call->links.waiting_prev->links.waiting_next
                               : &registry->waiting_head;
@@ -99,7 +96,9 @@ static void stop_waiting(ep_call_registry *registry, ep_call *call)
 void ep_call_registry_remove(ep_call_registry *registry, ep_call *call)
 {
     pthread_mutex_lock(&registry->lock);
-    stop_waiting(registry, call);
+    if (call->links.waiting) {
+        stop_waiting(registry, call);
+    }
     if (call->links.running) {
         if (call->links.running_prev != NULL) {
             call->links.running_prev->links.running_next = call->links.running_next;

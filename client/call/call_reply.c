@@ -100,9 +100,7 @@ static uint32_t node_of(const ep_call *call, const ep_peer *peer)
 static uint32_t expert_of(const ep_call *call, uint32_t slot_number)
 {
     uint32_t expert;
-    uint32_t per_token = ep_call_slots_per_token(call);
-    ep_batch_slot(&call->spec.batch, &call->at.layer->shape, slot_number / per_token,
-                  slot_number % per_token, &expert);
+    ep_call_slot(call, slot_number, &expert);
     return expert;
 }
 
@@ -171,7 +169,7 @@ static void place_rows(ep_call *call, const ep_call_frame *frame)
     ep_reply_layout_make(rows, batch->hidden, batch->wire_dtype, batch->combine_quant, &layout);
     const uint8_t *scales = frame->rows + layout.scales_offset;
     if (batch->node_sum) {
-        uint32_t per_token = ep_call_slots_per_token(call);
+        const uint32_t per_token = call->slots_per_token;
         ep_partials_place(frame->slots, frame->slots_count, per_token, frame->rows,
                           layout.row_bytes, call->rows);
         if (has_scales) {
@@ -226,7 +224,9 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
         if (call->spec.want_timing) {
             count_times(call, frame);
         }
-        ep_call_combine_ready(call, frame);
+        if (call->flow.is_piecewise) {
+            ep_call_combine_ready(call, frame);
+        }
     } else if (live) {
         ep_call_mark_frame(call, frame, &frame->error);
     }

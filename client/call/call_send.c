@@ -219,7 +219,8 @@ static void count_sent(ep_call *call, const ep_peer *peer, uint64_t bytes, ep_se
         }
     }
     /* else the number stays too low */
-    if (ep_call_reserve_served(call, result->nodes + 1) == EP_OK) {
+    if (result->nodes < call->served_capacity ||
+        ep_call_reserve_served(call, result->nodes + 1) == EP_OK) {
         call->served[result->nodes++] = peer;
     }
 }
@@ -251,9 +252,8 @@ static ep_err send_frame(ep_call *call, ep_call_frame *frame, uint32_t chunk_ind
     frame->numerics = call->at.view->pins[call->at.model_index];
     ep_call_trace_pack_begin(call, frame);
     uint64_t begin_ns = call->spec.want_timing ? ep_clock_now_ns() : 0;
-    ep_err err =
-        ep_forward_pack(&call->spec.batch, &call->plan, chunk_index, ep_call_slots_per_token(call),
-                        call->client->pool, &header, &tensors);
+    ep_err err = ep_forward_pack(&call->spec.batch, &call->plan, chunk_index, call->slots_per_token,
+                                 call->client->pool, &header, &tensors);
     call->pack_ns += begin_ns != 0 ? ep_clock_now_ns() - begin_ns : 0;
     ep_call_trace_pack_end(frame);
     if (err != EP_OK) {
@@ -263,7 +263,9 @@ static ep_err send_frame(ep_call *call, ep_call_frame *frame, uint32_t chunk_ind
                             (unsigned long long)call->client->config.buffer_bytes_max);
     }
     fill_header(call, &header, &epoch);
-    ep_call_fill_relay(call, &relay, &header);
+    if (relay.count > 0) {
+        ep_call_fill_relay(call, &relay, &header);
+    }
     uint64_t bytes = tensors->bytes + EP_FRAME_FIXED_BYTES;
     err = start_request(call, frame, &header, tensors, out_error);
     ep_buffer_unref(tensors);
@@ -365,7 +367,6 @@ static ep_err keep(ep_call *call, uint32_t window, const uint32_t *numbers, uint
 /* Moves slots without a copy behind the others; both parts stay ascending. */
 static ep_err split_list(const ep_call *call, slot_list *list, uint32_t *out_with_copy)
 {
-    uint32_t per_token = ep_call_slots_per_token(call);
     uint32_t *without = malloc((size_t)list->count * sizeof(*without));
     uint32_t with_count = 0;
     uint32_t without_count = 0;
@@ -375,8 +376,7 @@ static ep_err split_list(const ep_call *call, slot_list *list, uint32_t *out_wit
     for (uint32_t i = 0; i < list->count; i++) {
         uint32_t expert;
         uint32_t number = list->numbers[i];
-        ep_batch_slot(&call->spec.batch, &call->at.layer->shape, number / per_token,
-                      number % per_token, &expert);
+        ep_call_slot(call, number, &expert);
         if (call->chosen[expert] == EP_NO_EXPERT) {
             without[without_count++] = number;
         } else {
@@ -424,26 +424,17 @@ static void route_list(ep_call *call, uint32_t window, slot_list *list, bool aga
  * again. */
 static void wait_for_wake(ep_call *call, uint64_t seen)
 {
-    if (call->state.waiting_count > 0 &&
-        !ep_call_registry_wait(&call->client->registry, call, seen)) {
+    if (!ep_call_registry_wait(&call->client->registry, call, seen)) {
         pthread_mutex_lock(&call->lock);
         call->flags |= EP_CALL_FLAG_WAKE; /* this thread is busy with the call and will see it */
         pthread_mutex_unlock(&call->lock);
     }
 }
 
-static bool needs_row(const ep_call *call, uint32_t number, uint32_t per_token)
-{
-    uint32_t expert;
-    ep_slot_kind kind = ep_batch_slot(&call->spec.batch, &call->at.layer->shape, number / per_token,
-                                      number % per_token, &expert);
-    return kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED;
-}
-
 /* Some expert of the window has no copy now: slot by slot, which is slower and allocates. */
 static void route_window_by_slot(ep_call *call, uint32_t window, ep_call_actions *actions)
 {
-    uint32_t per_token = ep_call_slots_per_token(call);
+    const uint32_t per_token = call->slots_per_token;
     uint32_t begin = call->windows[window].begin * per_token;
     uint32_t end = call->windows[window].end * per_token;
     slot_list list = {.numbers = malloc((size_t)(end - begin) * sizeof(uint32_t) + 1)};
@@ -452,7 +443,9 @@ static void route_window_by_slot(ep_call *call, uint32_t window, ep_call_actions
         return;
     }
     for (uint32_t number = begin; number < end; number++) {
-        if (needs_row(call, number, per_token)) {
+        uint32_t expert;
+        ep_slot_kind kind = ep_call_slot(call, number, &expert);
+        if (kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) {
             list.numbers[list.count++] = number;
         }
     }
@@ -460,26 +453,12 @@ static void route_window_by_slot(ep_call *call, uint32_t window, ep_call_actions
     free(list.numbers);
 }
 
-static void route_window(ep_call *call, uint32_t window, ep_call_actions *actions)
-{
-    ep_error error;
-    ep_err err = ep_call_build_plan(call, call->windows[window].begin, call->windows[window].end,
-                                    NULL, 0, &error);
-    if (err == EP_OK) {
-        ep_call_send_plan(call, window, EP_SEND_FIRST, UINT32_MAX, actions);
-    } else if (err == EP_ERR_UNAVAILABLE) {
-        route_window_by_slot(call, window, actions);
-    } else {
-        fail(call, &error, actions);
-    }
-}
-
 /* Claims room for the window's rows; without this, calls that each hold half their rows could wait
  * for each other for ever. */
 static ep_err claim_window(ep_call *call, ep_call_window *window, ep_error *out_error)
 {
     ep_client *client = call->client;
-    uint64_t slots = (uint64_t)(window->end - window->begin) * ep_call_slots_per_token(call);
+    uint64_t slots = (uint64_t)(window->end - window->begin) * call->slots_per_token;
     uint64_t bytes = ep_flow_claim_bytes(&call->flow, slots, call->at.view->table->nodes_count);
     uint64_t kept = bytes < call->kept_bytes ? bytes : call->kept_bytes;
     uint64_t more = bytes - kept;
@@ -500,7 +479,7 @@ static ep_err claim_window(ep_call *call, ep_call_window *window, ep_error *out_
 /* The rows that each token of a new window waits for. */
 static void count_rows_left(ep_call *call, const ep_call_window *window)
 {
-    uint32_t per_token = ep_call_slots_per_token(call);
+    const uint32_t per_token = call->slots_per_token;
     memset(call->rows_left + window->begin, 0,
            (window->end - window->begin) * sizeof(*call->rows_left));
     for (uint32_t i = 0; i < call->state.parcels_count; i++) {
@@ -538,11 +517,18 @@ static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
         return true;
     }
     call->tokens_sent = window->end;
-    size_t per_token = ep_call_slots_per_token(call);
+    size_t per_token = call->slots_per_token;
     memset(call->rows + window->begin * per_token, 0,
            (window->end - window->begin) * per_token * sizeof(*call->rows));
     ep_call_choose(call, window, NULL);
-    route_window(call, index, actions);
+    err = ep_call_build_plan(call, window->begin, window->end, NULL, 0, &error);
+    if (err == EP_OK) {
+        ep_call_send_plan(call, index, EP_SEND_FIRST, UINT32_MAX, actions);
+    } else if (err == EP_ERR_UNAVAILABLE) {
+        route_window_by_slot(call, index, actions);
+    } else {
+        fail(call, &error, actions);
+    }
     ep_call_trace_plan_end(call);
     if (call->flow.is_piecewise && !actions->complete) {
         count_rows_left(call, window);
@@ -565,7 +551,7 @@ void ep_call_send_windows(ep_call *call, ep_call_actions *actions)
                                actions);
         }
     }
-    if (!actions->complete) {
+    if (!actions->complete && call->state.waiting_count > 0) {
         wait_for_wake(call, seen);
     }
 }
@@ -635,7 +621,7 @@ void ep_call_resend(ep_call *call, ep_call_actions *actions)
     }
     ep_call_trace_plan_end(call);
     call->state.attempt++;
-    if (!actions->complete) {
+    if (!actions->complete && call->state.waiting_count > 0) {
         wait_for_wake(call, seen);
     }
 }

@@ -613,10 +613,15 @@ static void release_waiting(ep_call_state *state, uint64_t now_ns, bool woken,
     }
 }
 
-static void running_event(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
-                          ep_call_actions *actions)
+void ep_call_state_step(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
+                        ep_call_actions *actions)
 {
     ep_error cancelled;
+    bool is_answer = event->kind == EP_EVENT_ROWS || event->kind == EP_EVENT_FAILED;
+    actions->late = false;
+    if (state->phase != EP_CALL_RUNNING && !is_answer) {
+        return;
+    }
     switch (event->kind) {
     case EP_EVENT_WINDOW:
         state->windows[event->window].phase = EP_WINDOW_SENT;
@@ -645,17 +650,6 @@ static void running_event(ep_call_state *state, uint64_t now_ns, const ep_call_e
     case EP_EVENT_REFUSED:
         answer(state, now_ns, event, actions);
         break;
-    }
-}
-
-void ep_call_state_step(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
-                        ep_call_actions *actions)
-{
-    actions->late = false;
-    if (state->phase == EP_CALL_RUNNING) {
-        running_event(state, now_ns, event, actions);
-    } else if (event->kind == EP_EVENT_ROWS || event->kind == EP_EVENT_FAILED) {
-        answer(state, now_ns, event, actions);
     }
 }
 

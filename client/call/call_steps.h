@@ -47,7 +47,7 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
                          ep_call_actions *actions);
 /* Notes which copies a failed frame tried; fills in the node of an error that names none. */
 void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error);
-/* Combines the tokens of an answer whose rows are all here. */
+/* Piecewise: combines the tokens of an answer whose rows are all here. */
 void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame);
 /* Combines what is left of the window and gives back its buffers. */
 void ep_call_end_window(ep_call *call, uint32_t window);
@@ -71,15 +71,17 @@ static inline bool ep_call_frame_has_row(const ep_call *call, const ep_call_fram
            call->rows[frame->slots[index]] == frame->rows + index * row_bytes;
 }
 
-static inline uint32_t ep_call_slots_per_token(const ep_call *call)
+/* What a slot is, by its number; *out_expert as ep_batch_slot. */
+static inline ep_slot_kind ep_call_slot(const ep_call *call, uint32_t number, uint32_t *out_expert)
 {
-    return ep_batch_slots_per_token(&call->spec.batch, &call->at.layer->shape);
+    return ep_batch_slot(&call->spec.batch, &call->at.layer->shape, number / call->slots_per_token,
+                         number % call->slots_per_token, out_expert);
 }
 
 /* [T * slots per token] where each quantised row's scales are. */
 static inline const void **ep_call_row_scales(const ep_call *call)
 {
-    return call->rows + (size_t)call->spec.batch.tokens * ep_call_slots_per_token(call);
+    return call->rows + (size_t)call->spec.batch.tokens * call->slots_per_token;
 }
 
 #endif

@@ -34,30 +34,6 @@ bool ep_batch_token_active(const ep_batch *batch, uint32_t token)
     return !slots_all_masked(batch, token);
 }
 
-/* Zero experts and sentinels contribute nothing, so they are inactive slots like any other. */
-static ep_slot_kind kind_of_id(const ep_batch *batch, const ep_layer_shape *shape, int64_t id,
-                               uint32_t *out_expert)
-{
-    int64_t experts = shape->experts;
-    int64_t copies = experts + batch->special.zero_count;
-    int64_t consts = copies + batch->special.copy_count;
-    int64_t total = consts + batch->special.const_count;
-
-    if (id >= 0 && id < experts) {
-        *out_expert = (uint32_t)id;
-        return EP_SLOT_ROUTED;
-    }
-    if (id >= copies && id < consts) {
-        *out_expert = (uint32_t)(id - copies);
-        return EP_SLOT_COPY;
-    }
-    if (id >= consts && id < total) {
-        *out_expert = (uint32_t)(id - consts);
-        return EP_SLOT_CONST;
-    }
-    return EP_SLOT_INACTIVE;
-}
-
 ep_slot_kind ep_batch_slot(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token,
                            uint32_t slot, uint32_t *out_expert)
 {
@@ -79,7 +55,23 @@ ep_slot_kind ep_batch_slot(const ep_batch *batch, const ep_layer_shape *shape, u
     if (batch->form == EP_RESULT_PARTIAL && !rows_flag(&batch->partial_slots, token, slot)) {
         return EP_SLOT_INACTIVE;
     }
-    return kind_of_id(batch, shape, ep_batch_id(batch, token, slot), out_expert);
+    const int64_t id = ep_batch_id(batch, token, slot);
+    const int64_t copies = (int64_t)shape->experts + batch->special.zero_count;
+    const int64_t consts = copies + batch->special.copy_count;
+    if (id >= 0 && id < shape->experts) {
+        *out_expert = (uint32_t)id;
+        return EP_SLOT_ROUTED;
+    }
+    if (id >= copies && id < consts) {
+        *out_expert = (uint32_t)(id - copies);
+        return EP_SLOT_COPY;
+    }
+    if (id >= consts && id < consts + batch->special.const_count) {
+        *out_expert = (uint32_t)(id - consts);
+        return EP_SLOT_CONST;
+    }
+    /* Zero experts and sentinels contribute nothing: inactive like any other. */
+    return EP_SLOT_INACTIVE;
 }
 
 float ep_batch_scale(const ep_batch *batch, uint32_t token, uint32_t slot)

@@ -238,16 +238,6 @@ static bool fits(const build_input *in, uint32_t node, uint64_t rows, uint64_t s
             slots * cut->reply_slot_bytes <= cut->room_bytes[node]);
 }
 
-static ep_err open_chunk(ep_routing_plan *plan, node_scratch *node, uint32_t node_index)
-{
-    ep_err err = reserve_chunks(plan, (size_t)plan->chunks_count + 1);
-    if (err == EP_OK) {
-        node->chunk = plan->chunks_count++;
-        plan->chunks[node->chunk] = (ep_plan_chunk){.node = node_index};
-    }
-    return err;
-}
-
 /* Gives a slot its chunk and its row. A token's first slot at a node looks whether all of them
  * fit. */
 static ep_err place_slot(ep_routing_plan *plan, const build_input *in, needed_slot *slot)
@@ -267,10 +257,12 @@ static ep_err place_slot(ep_routing_plan *plan, const build_input *in, needed_sl
     uint32_t more_rows = is_own ? more : !has_row;
     if (chunk == NULL || !fits(in, node_index, (uint64_t)chunk->rows_count + more_rows,
                                (uint64_t)chunk->slots_count + more)) {
-        ep_err err = open_chunk(plan, node, node_index);
+        ep_err err = reserve_chunks(plan, (size_t)plan->chunks_count + 1);
         if (err != EP_OK) {
             return err;
         }
+        node->chunk = plan->chunks_count++;
+        plan->chunks[node->chunk] = (ep_plan_chunk){.node = node_index};
         chunk = &plan->chunks[node->chunk];
         has_row = false;
     }
