@@ -248,14 +248,6 @@ void ep_rpc_channel_last_error(ep_rpc_channel *channel, ep_error *out_error);
 ep_err ep_rpc_channel_wait_ready(ep_rpc_channel *channel, uint64_t deadline_ns,
                                  ep_error *out_error);
 
-typedef struct ep_rpc_channel_stats {
-    uint64_t calls_in_flight;   /* started and not ended */
-    uint64_t pending_bytes;     /* of them, waiting to be sent */
-    uint64_t late_replies;      /* answers nobody waited for any more, or a second time: dropped */
-    uint64_t connections_total; /* that became READY */
-} ep_rpc_channel_stats;
-void ep_rpc_channel_read_stats(ep_rpc_channel *channel, ep_rpc_channel_stats *out_stats);
-
 /* Signs of life of the connected peer, by ep_clock_now_ns(). */
 typedef struct ep_rpc_channel_life {
     /* anything came from it, also part of a frame; now when the lane cannot read just now */

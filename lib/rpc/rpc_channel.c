@@ -93,7 +93,7 @@ static ep_err fill(ep_rpc_channel *channel, const ep_rpc_channel_config *config,
     };
     channel->reconnect = config->reconnect;
     channel->on_state = config->on_state;
-    channel->late_replies_sum = config->late_replies;
+    channel->late_replies = config->late_replies;
     channel->arg = config->arg;
     channel->state = EP_CHANNEL_CONNECTING;
     channel->backoff_ms = channel->common.limits.redial_min_ms;
@@ -165,18 +165,6 @@ void ep_rpc_channel_last_error(ep_rpc_channel *channel, ep_error *out_error)
         pthread_cond_wait(&channel->changed, &channel->lock);
     }
     *out_error = channel->last_error;
-    pthread_mutex_unlock(&channel->lock);
-}
-
-void ep_rpc_channel_read_stats(ep_rpc_channel *channel, ep_rpc_channel_stats *out_stats)
-{
-    pthread_mutex_lock(&channel->lock);
-    *out_stats = (ep_rpc_channel_stats){
-        .calls_in_flight = channel->calls_count,
-        .pending_bytes = channel->pending_bytes,
-        .late_replies = channel->late_replies,
-        .connections_total = channel->connections_total,
-    };
     pthread_mutex_unlock(&channel->lock);
 }
 

@@ -91,10 +91,8 @@ struct ep_rpc_channel {
     ep_rpc_client_call *pending_first; /* not sent yet, oldest first */
     ep_rpc_client_call *pending_last;
     size_t pending_bytes;
-    bool blocked; /* the lane's queue is full; atomic */
-    uint64_t late_replies;
-    uint64_t *late_replies_sum; /* the owner's, atomic; or NULL */
-    uint64_t connections_total;
+    bool blocked;           /* the lane's queue is full; atomic */
+    uint64_t *late_replies; /* the owner's, atomic; or NULL */
     ep_rpc_client_call *free_calls;
     uint32_t free_calls_count;
     uint32_t calls_alive; /* not in free_calls */

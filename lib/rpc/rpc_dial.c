@@ -258,7 +258,6 @@ static void hello_arrived(ep_rpc_client_link *link, const ep_frame *frame, const
         channel->state = EP_CHANNEL_READY;
         channel->looked_ns = 0;
         channel->look.code = NULL;
-        channel->connections_total++;
         channel->backoff_ms = limits->redial_min_ms;
         __atomic_store_n(&channel->blocked, false, __ATOMIC_SEQ_CST);
     }

@@ -28,9 +28,8 @@ static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame,
         return REPLY_BREAK;
     }
     if (call == NULL || call->link != link) {
-        channel->late_replies++;
-        if (channel->late_replies_sum != NULL) {
-            __atomic_fetch_add(channel->late_replies_sum, 1, __ATOMIC_RELAXED);
+        if (channel->late_replies != NULL) {
+            __atomic_fetch_add(channel->late_replies, 1, __ATOMIC_RELAXED);
         }
         return REPLY_DROP;
     }

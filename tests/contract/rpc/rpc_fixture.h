@@ -72,6 +72,7 @@ struct fixture {
     uint32_t answered;  /* of them: the caller uses another answer */
     uint32_t forwards;  /* handlers started */
     uint32_t states[4]; /* how often each channel state was reported */
+    uint64_t late_replies;
     char peer_host[EP_HOST_BYTES];
     char seen_metadata[64];
     char seen_peer[EP_NODE_NAME_BYTES];
