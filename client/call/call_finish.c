@@ -32,18 +32,19 @@ static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
     const ep_batch *batch = &call->spec.batch;
     const ep_layer_shape *shape = &call->at.layer->shape;
-    size_t row = out_row_bytes(batch);
-    const ep_combine_out scratch = {.data = call->out_scratch,
-                                    .token_stride_bytes =
-                                        (int64_t)(row * out_rows_per_token(batch)),
-                                    .slot_stride_bytes = (int64_t)row};
-    const ep_combine_out *out = call->flow.is_piecewise ? &scratch : &call->spec.out;
+    ep_combine_out out = call->spec.out;
+    if (call->flow.is_piecewise) {
+        size_t row = out_row_bytes(batch);
+        out = (ep_combine_out){.data = call->out_scratch,
+                               .token_stride_bytes = (int64_t)(row * out_rows_per_token(batch)),
+                               .slot_stride_bytes = (int64_t)row};
+    }
     uint64_t begin_ns = call->spec.want_timing ? ep_clock_now_ns() : 0;
     if (batch->combine_quant == EP_COMBINE_PLAIN) {
-        ep_combine(batch, shape, call->rows, token_begin, token_end, call->combine_scratch, out);
+        ep_combine(batch, shape, call->rows, token_begin, token_end, call->combine_scratch, &out);
     } else {
         ep_combine_quantized(batch, shape, call->rows, ep_call_row_scales(call), token_begin,
-                             token_end, call->combine_scratch, out);
+                             token_end, call->combine_scratch, &out);
     }
     call->combine_ns += begin_ns != 0 ? ep_clock_now_ns() - begin_ns : 0;
 }
@@ -73,26 +74,23 @@ void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame)
     }
 }
 
-/* Tokens that wait for no row: those without one and, at the end of a run, those whose rows are
- * missing. */
+/* Piecewise: tokens that wait for no row: those without one and, at the end of a run, those whose
+ * rows are missing. */
 static void combine_rest(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
-    uint32_t rest = call->flow.is_piecewise ? 0 : token_end - token_begin;
-    for (uint32_t t = token_begin; call->flow.is_piecewise && t < token_end; t++) {
+    uint32_t rest = 0;
+    for (uint32_t t = token_begin; t < token_end; t++) {
         rest += call->rows_left[t] != EP_CALL_COMBINED;
     }
     if (rest == 0) {
         return;
     }
     bool is_traced = ep_call_trace_combine_begin(call, rest);
-    for (uint32_t t = token_begin; call->flow.is_piecewise && t < token_end; t++) {
+    for (uint32_t t = token_begin; t < token_end; t++) {
         if (call->rows_left[t] != EP_CALL_COMBINED) {
             combine(call, t, t + 1);
             call->rows_left[t] = EP_CALL_COMBINED;
         }
-    }
-    if (!call->flow.is_piecewise) {
-        combine(call, token_begin, token_end);
     }
     if (is_traced) {
         ep_call_trace_combine_end(call, rest);
@@ -125,6 +123,7 @@ static void give_back_room(ep_call *call)
 void ep_call_end_window(ep_call *call, uint32_t window)
 {
     ep_call_window *ended = &call->windows[window];
+    EP_ASSERT(call->flow.is_piecewise); /* the only window ends with the run */
     combine_rest(call, ended->begin, ended->end);
     for (uint32_t i = 0; i < call->state.parcels_count; i++) {
         const ep_parcel *parcel = &call->state.parcels[i];
@@ -171,13 +170,18 @@ static void write_out(ep_call *call)
     if (call->spec.allow_missing) {
         count_missing(call);
     }
+    const uint32_t tokens = call->spec.batch.tokens;
     if (call->flow.is_piecewise) {
         memset(call->rows_left + call->tokens_sent, 0,
-               (call->spec.batch.tokens - call->tokens_sent) * sizeof(*call->rows_left));
-    }
-    combine_rest(call, 0, call->spec.batch.tokens);
-    if (call->flow.is_piecewise) {
+               (tokens - call->tokens_sent) * sizeof(*call->rows_left));
+        combine_rest(call, 0, tokens);
         copy_scratch_to_out(call);
+    } else if (tokens > 0) {
+        bool is_traced = ep_call_trace_combine_begin(call, tokens);
+        combine(call, 0, tokens);
+        if (is_traced) {
+            ep_call_trace_combine_end(call, tokens);
+        }
     }
 }
 

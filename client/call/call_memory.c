@@ -75,14 +75,11 @@ void ep_call_unref(ep_call *call)
     ep_client_unref(client);
 }
 
-/* The client's memory must outlive the end of the use: the call's own reference to it may go
- * first. */
 void ep_call_unuse(ep_call *call)
 {
-    ep_client *client = ep_client_ref(call->client);
+    ep_client *client = call->client;
     ep_call_unref(call);
-    ep_call_registry_unuse(&client->registry);
-    ep_client_unref(client);
+    ep_client_leave(client);
 }
 
 /* ---- arrays ---- */

@@ -26,27 +26,17 @@ void ep_call_registry_fini(ep_call_registry *registry)
     pthread_cond_destroy(&registry->idle);
 }
 
-void ep_call_registry_use(ep_call_registry *registry)
-{
-    __atomic_fetch_add(&registry->uses, 1, __ATOMIC_ACQ_REL);
-}
-
 void ep_call_use(ep_call *call)
 {
-    ep_call_registry_use(&call->client->registry);
+    ep_client_use(call->client);
     __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
 }
 
-/* The lock is taken for the last use only while closing; the caller keeps the client's memory alive
- * by a reference. */
-void ep_call_registry_unuse(ep_call_registry *registry)
+void ep_call_registry_tell_idle(ep_call_registry *registry)
 {
-    if (__atomic_fetch_sub(&registry->uses, 1, __ATOMIC_ACQ_REL) == 1 &&
-        ep_call_registry_is_closing(registry)) {
-        pthread_mutex_lock(&registry->lock);
-        pthread_cond_broadcast(&registry->idle);
-        pthread_mutex_unlock(&registry->lock);
-    }
+    pthread_mutex_lock(&registry->lock);
+    pthread_cond_broadcast(&registry->idle);
+    pthread_mutex_unlock(&registry->lock);
 }
 
 ep_err ep_call_registry_add(ep_call_registry *registry, ep_call *call, ep_error *out_error)

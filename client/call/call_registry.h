@@ -32,7 +32,7 @@ typedef struct ep_call_links { /* in ep_call; guarded by the registry's lock */
 typedef struct ep_call_registry {
     pthread_mutex_t lock;
     pthread_cond_t idle;
-    uint64_t uses;            /* atomic */
+    uint64_t uses;            /* atomic: ep_client_use */
     uint64_t wake_generation; /* atomic */
     ep_call *running;
     uint32_t running_count;
@@ -48,9 +48,6 @@ typedef struct ep_call_registry {
 void ep_call_registry_init(ep_call_registry *out_registry, uint32_t running_max);
 /* Nothing is kept any more. */
 void ep_call_registry_fini(ep_call_registry *registry);
-
-void ep_call_registry_use(ep_call_registry *registry);
-void ep_call_registry_unuse(ep_call_registry *registry);
 
 /* A reference to the call that ep_client_destroy waits for; ep_call_unuse ends it. */
 void ep_call_use(ep_call *call);
@@ -85,6 +82,8 @@ static inline bool ep_call_registry_is_closing(const ep_call_registry *registry)
 void ep_call_registry_close(ep_call_registry *registry);
 /* After that: the next call that runs, once each, with a use; NULL when there is none. */
 ep_call *ep_call_registry_next_to_cancel(ep_call_registry *registry);
+/* uses has become 0, and it is closing. */
+void ep_call_registry_tell_idle(ep_call_registry *registry);
 /* Waits until uses is 0, at most timeout_us; true when it is. */
 bool ep_call_registry_wait_idle(ep_call_registry *registry, uint64_t timeout_us);
 

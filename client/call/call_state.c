@@ -142,16 +142,6 @@ bool ep_call_state_has_window(const ep_call_state *state)
     return false;
 }
 
-/* The first free one; parcels_count when none is. */
-static uint32_t free_parcel(const ep_call_state *state)
-{
-    uint32_t parcel = 0;
-    while (parcel < state->parcels_count && state->parcels[parcel].phase != EP_PARCEL_FREE) {
-        parcel++;
-    }
-    return parcel;
-}
-
 uint32_t ep_call_state_parcels_used(const ep_call_state *state)
 {
     uint32_t used = 0;
@@ -164,7 +154,10 @@ uint32_t ep_call_state_parcels_used(const ep_call_state *state)
 static ep_err take_parcel(ep_call_state *state, uint32_t window, uint32_t *out_parcel)
 {
     EP_ASSERT(state->phase == EP_CALL_RUNNING && state->windows[window].phase != EP_WINDOW_FREE);
-    uint32_t parcel = free_parcel(state);
+    uint32_t parcel = 0;
+    while (parcel < state->parcels_count && state->parcels[parcel].phase != EP_PARCEL_FREE) {
+        parcel++;
+    }
     if (parcel == state->parcels_count) {
         ep_err err = reserve_parcels(state, parcel + 1);
         if (err != EP_OK) {

@@ -4,12 +4,6 @@
 
 #include <stdlib.h>
 
-ep_client *ep_client_ref(ep_client *client)
-{
-    __atomic_fetch_add(&client->refs, 1, __ATOMIC_RELAXED);
-    return client;
-}
-
 /* Everything that runs has ended in ep_client_destroy; the memory goes with the last prepared
  * call. */
 void ep_client_unref(ep_client *client)
@@ -34,8 +28,7 @@ ep_err ep_client_enter(ep_client *client, ep_error *out_error)
             out_error, EP_ERR_FAILED_PRECONDITION,
             "this process was forked from the one that made the client: a child makes its own");
     }
-    ep_client_ref(client); /* leaving still reads the client after the use that destroy waits for */
-    ep_call_registry_use(&client->registry);
+    ep_client_use(client);
     if (ep_call_registry_is_closing(&client->registry)) {
         ep_client_leave(client);
         return ep_error_set(out_error, EP_ERR_CLOSED, "the client is being destroyed");
@@ -45,6 +38,10 @@ ep_err ep_client_enter(ep_client *client, ep_error *out_error)
 
 void ep_client_leave(ep_client *client)
 {
-    ep_call_registry_unuse(&client->registry);
+    ep_call_registry *registry = &client->registry;
+    if (__atomic_fetch_sub(&registry->uses, 1, __ATOMIC_ACQ_REL) == 1 &&
+        ep_call_registry_is_closing(registry)) {
+        ep_call_registry_tell_idle(registry);
+    }
     ep_client_unref(client);
 }

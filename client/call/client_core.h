@@ -64,8 +64,18 @@ static inline uint32_t ep_client_hedge_permille(const ep_client_config *config,
                                                         : EP_HEDGE_PERMILLE_DEFAULT;
 }
 
-ep_client *ep_client_ref(ep_client *client);
+static inline ep_client *ep_client_ref(ep_client *client)
+{
+    __atomic_fetch_add(&client->refs, 1, __ATOMIC_RELAXED);
+    return client;
+}
 void ep_client_unref(ep_client *client);
+/* A use is a reference, too: its end still reads the client. ep_client_leave ends it. */
+static inline void ep_client_use(ep_client *client)
+{
+    ep_client_ref(client);
+    __atomic_fetch_add(&client->registry.uses, 1, __ATOMIC_ACQ_REL);
+}
 
 /* Begins a public function: FAILED_PRECONDITION in a forked child, CLOSED while being destroyed.
  * Pair with ep_client_leave. */

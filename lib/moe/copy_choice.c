@@ -36,7 +36,7 @@ static uint32_t pick_probed(const ep_copy_choice *choice)
     uint64_t state = ~choice->spread;
     uint64_t draw = ep_splitmix64(&state);
     uint32_t slow = 0;
-    if (choice->slowness == NULL || choice->slots == NULL || draw % EP_COPY_PROBE_OF != 0) {
+    if (draw % EP_COPY_PROBE_OF != 0) {
         return NO_NODE;
     }
     for (uint32_t n = 0; n < choice->nodes_count; n++) {
@@ -112,7 +112,8 @@ static void sort_by_slots(uint32_t *experts, uint32_t count, const uint32_t *slo
 void ep_choose_copies(const ep_routing_layer *layer, const ep_copy_choice *choice,
                       uint32_t *out_chosen)
 {
-    const chooser c = {layer, choice, pick_probed(choice)};
+    const bool may_probe = choice->slowness != NULL && choice->slots != NULL;
+    const chooser c = {layer, choice, may_probe ? pick_probed(choice) : NO_NODE};
     uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
     uint32_t open = 0;
     for (uint32_t n = 0; n < choice->nodes_count; n++) {
@@ -129,7 +130,7 @@ void ep_choose_copies(const ep_routing_layer *layer, const ep_copy_choice *choic
             out_chosen[e] = choose_one(&c, e);
         }
     }
-    if (choice->slots != NULL) {
+    if (choice->slots != NULL && open > 1) {
         sort_by_slots(choice->order, open, choice->slots);
     }
     for (uint32_t i = 0; i < open; i++) {

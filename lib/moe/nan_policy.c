@@ -203,13 +203,13 @@ static EP_FLOAT_WORK void send_row(const ep_batch *batch, uint32_t token, uint32
                                    uint32_t expert, void *out, float *scales)
 {
     const uint8_t *row = ep_rows_at(&batch->x, token);
-    const float *smooth = smooth_row(batch, slot, expert);
     if (batch->dispatch_quant == EP_DISPATCH_PLAIN) {
         ep_batch_copy_row(batch, token, out);
         if (batch->x.dtype == EP_DTYPE_I8) {
             scales[0] = ep_batch_row_scale(batch, token);
         }
     } else if (batch->dispatch_quant == EP_DISPATCH_INT8) {
+        const float *smooth = smooth_row(batch, slot, expert);
         scales[0] = must_replace(batch, token)
                         ? send_replaced_i8(batch, row, smooth, out)
                         : ep_row_quantize_i8(row, batch->x.dtype, smooth, batch->hidden, out);
