@@ -14,33 +14,6 @@
  * again after so long. */
 #define AGAIN_NS (50 * EP_NS_PER_MS)
 
-static void sift_down(uint32_t *numbers, uint32_t root, uint32_t count)
-{
-    for (uint32_t child; (child = 2 * root + 1) < count; root = child) {
-        child += child + 1 < count && numbers[child + 1] > numbers[child];
-        if (numbers[root] >= numbers[child]) {
-            return;
-        }
-        uint32_t number = numbers[root];
-        numbers[root] = numbers[child];
-        numbers[child] = number;
-    }
-}
-
-/* Heap sort: qsort may allocate. */
-static void sort(uint32_t *numbers, uint32_t count)
-{
-    for (uint32_t i = count / 2; i-- > 0;) {
-        sift_down(numbers, i, count);
-    }
-    for (uint32_t end = count; end-- > 1;) {
-        uint32_t number = numbers[0];
-        numbers[0] = numbers[end];
-        numbers[end] = number;
-        sift_down(numbers, 0, end);
-    }
-}
-
 static bool all_have_copy(const ep_call *call, const uint32_t *numbers, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -62,7 +35,7 @@ static uint32_t slots_wanted(const ep_call *call, const ep_call_frame *frame, ui
             out_numbers[count++] = frame->slots[i];
         }
     }
-    sort(out_numbers, count);
+    ep_call_sort_slots(out_numbers, count);
     return count;
 }
 

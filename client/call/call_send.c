@@ -556,11 +556,31 @@ void ep_call_send_windows(ep_call *call, ep_call_actions *actions)
     }
 }
 
-static int ascending(const void *left, const void *right)
+static void sift_down(uint32_t *numbers, uint32_t root, uint32_t count)
 {
-    uint32_t a = *(const uint32_t *)left;
-    uint32_t b = *(const uint32_t *)right;
-    return (a > b) - (a < b);
+    for (uint32_t child; (child = 2 * root + 1) < count; root = child) {
+        child += child + 1 < count && numbers[child + 1] > numbers[child];
+        if (numbers[root] >= numbers[child]) {
+            return;
+        }
+        uint32_t number = numbers[root];
+        numbers[root] = numbers[child];
+        numbers[child] = number;
+    }
+}
+
+/* Heap sort: qsort may allocate. */
+void ep_call_sort_slots(uint32_t *numbers, uint32_t count)
+{
+    for (uint32_t i = count / 2; i-- > 0;) {
+        sift_down(numbers, i, count);
+    }
+    for (uint32_t end = count; end-- > 1;) {
+        uint32_t number = numbers[0];
+        numbers[0] = numbers[end];
+        numbers[end] = number;
+        sift_down(numbers, 0, end);
+    }
 }
 
 static bool is_routable(const ep_call *call, uint32_t parcel, uint32_t window, bool is_late)
@@ -600,7 +620,7 @@ static ep_err absorb_routable(ep_call *call, uint32_t window, bool is_late, slot
             ep_call_state_absorb(&call->state, i);
         }
     }
-    qsort(out_list->numbers, out_list->count, sizeof(uint32_t), ascending);
+    ep_call_sort_slots(out_list->numbers, out_list->count);
     return EP_OK;
 }
 

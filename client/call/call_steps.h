@@ -34,6 +34,8 @@ void ep_call_choose_anew(ep_call *call);
  * ep_routing_plan_build. */
 ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end,
                           const uint32_t *numbers, uint32_t numbers_count, ep_error *out_error);
+/* Slot numbers, ascending. */
+void ep_call_sort_slots(uint32_t *numbers, uint32_t count);
 /* Sends the plan of slots of a window; hedge_of: the parcel that has its slots, with LATE and
  * SILENT. */
 void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, uint32_t hedge_of,

@@ -789,8 +789,11 @@ ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_clust
     return EP_OK;
 }
 
-void ep_cluster_close(ep_cluster *cluster)
+void ep_cluster_destroy(ep_cluster *cluster)
 {
+    if (cluster == NULL) {
+        return;
+    }
     ep_watch_destroy(cluster->watch); /* no more tables */
     cluster->watch = NULL;
     ep_seed_refresh_stop(cluster->refresh);
@@ -802,14 +805,6 @@ void ep_cluster_close(ep_cluster *cluster)
     for (size_t i = 0; cluster->seeds != NULL && i < cluster->config.client->node_urls_count; i++) {
         ep_peer_close(cluster->seeds[i]);
     }
-}
-
-void ep_cluster_destroy(ep_cluster *cluster)
-{
-    if (cluster == NULL) {
-        return;
-    }
-    ep_cluster_close(cluster);
     for (size_t i = 0; cluster->seeds != NULL && i < cluster->config.client->node_urls_count; i++) {
         ep_peer_unref(cluster->seeds[i]);
     }

@@ -25,9 +25,8 @@ typedef struct ep_cluster_config {
 
 ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_cluster,
                          ep_error *out_error);
-/* Closes every connection; what is in flight on them ends first. Not from a callback. */
-void ep_cluster_close(ep_cluster *cluster);
-/* The same, and frees it: nothing may refer to its peers any more. NULL allowed. */
+/* Closes every connection, of which what is in flight ends first, and frees it: nothing may refer
+ * to its peers any more. Not from a callback. NULL allowed. */
 void ep_cluster_destroy(ep_cluster *cluster);
 
 /* The newest view with a reference; NULL before the first table. */

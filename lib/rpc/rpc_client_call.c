@@ -75,17 +75,6 @@ static bool grow_table_locked(ep_rpc_channel *channel)
     return true;
 }
 
-static void table_remove_locked(ep_rpc_client_call *call)
-{
-    ep_rpc_client_call **at = bucket_of(call->channel, call->id);
-    while (*at != call) {
-        EP_ASSERT(*at != NULL);
-        at = &(*at)->next;
-    }
-    *at = call->next;
-    call->channel->calls_count--;
-}
-
 /* ---- waiting to be sent, oldest first ---- */
 
 static void pending_insert_locked(ep_rpc_client_call *call, ep_rpc_out *taken_out, bool first)
@@ -155,7 +144,13 @@ bool ep_rpc_client_call_end(ep_rpc_client_call *call, const ep_error *error)
 {
     EP_ASSERT(!call->ended);
     call->ended = true;
-    table_remove_locked(call);
+    ep_rpc_client_call **at = bucket_of(call->channel, call->id);
+    while (*at != call) {
+        EP_ASSERT(*at != NULL);
+        at = &(*at)->next;
+    }
+    *at = call->next;
+    call->channel->calls_count--;
     if (call->pending) {
         ep_rpc_out_destroy(pending_remove_locked(call));
     }
