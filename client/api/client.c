@@ -5,30 +5,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/struct_out.h"
+#include "base/struct_size.h"
 #include "base/clock.h"
 #include "base/random.h"
 #include "call/call.h"
 
 #define DESTROY_TIMEOUT_US 5000000u
 
-void ep_moe_args_init(ep_moe_args *out_args)
+void ep_moe_args_init_sized(ep_moe_args *out_args, size_t struct_bytes)
 {
-    *out_args = (ep_moe_args){.struct_bytes = sizeof(*out_args)};
-    ep_tensor *tensors[] = {&out_args->x,
-                            &out_args->x_scales,
-                            &out_args->expert_ids,
-                            &out_args->expert_scales,
-                            &out_args->active_mask,
-                            &out_args->partial_slots,
-                            &out_args->shared,
-                            &out_args->const_alpha1,
-                            &out_args->const_alpha2,
-                            &out_args->const_v,
-                            &out_args->smooth_scales};
+    ep_moe_args args = {0};
+    ep_tensor *tensors[] = {&args.x,
+                            &args.x_scales,
+                            &args.expert_ids,
+                            &args.expert_scales,
+                            &args.active_mask,
+                            &args.partial_slots,
+                            &args.shared,
+                            &args.const_alpha1,
+                            &args.const_alpha2,
+                            &args.const_v,
+                            &args.smooth_scales};
     for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
         *tensors[i] = ep_tensor_none();
     }
+    ep_struct_init(out_args, struct_bytes, &args, sizeof(args));
 }
 
 /* ---- life ---- */
@@ -79,9 +80,15 @@ static ep_err start_client(ep_client *client, ep_error *out_error)
     return ep_cluster_create(&cluster, &client->cluster, out_error);
 }
 
-ep_err ep_client_create(const ep_client_config *config, ep_client **out_client, ep_error *out_error)
+ep_err ep_client_create(const ep_client_config *given, ep_client **out_client, ep_error *out_error)
 {
-    ep_err err = ep_client_config_check(config, out_error);
+    ep_client_config config;
+    ep_client_config_init(&config);
+    ep_err err = ep_struct_in("config", given, EP_STRUCT_UPTO(ep_client_config, node_urls_count),
+                              &config, sizeof(config), out_error);
+    if (err == EP_OK) {
+        err = ep_client_config_check(&config, out_error);
+    }
     if (err == EP_OK) {
         err = ep_stream_lane_read_environment(out_error);
     }
@@ -95,9 +102,9 @@ ep_err ep_client_create(const ep_client_config *config, ep_client **out_client, 
     client->refs = 1;
     client->forward_method = ep_rpc_method_by_name("expertd.v1.ExpertService", "Forward");
     ep_fork_guard_init(&client->guard);
-    ep_call_registry_init(&client->registry, config->calls_max);
+    ep_call_registry_init(&client->registry, config.calls_max);
     ep_retry_budget_init(&client->budget, 0); /* each call sets the share by its table */
-    err = ep_client_config_copy(config, &client->config);
+    err = ep_client_config_copy(&config, &client->config);
     if (err != EP_OK) {
         ep_error_set(out_error, err, "no memory for a client");
     } else {

@@ -4,8 +4,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "common/struct_out.h"
 #include "api/stream_call.h"
+#include "base/struct_size.h"
 #include "base/clock.h"
 #include "call/call.h"
 
@@ -74,13 +74,14 @@ ep_err ep_moe_forward(ep_client *client, const ep_moe_args *args, const ep_tenso
                       ep_moe_result *out_result)
 {
     ep_moe_result result = {.struct_bytes = sizeof(result)};
+    ep_moe_args own;
     uint64_t begin_ns = ep_clock_now_ns();
     ep_error_clear(&result.error);
     ep_err err = ep_client_enter(client, &result.error);
     if (err == EP_OK) {
-        err = ep_args_check(args, out, &result.error);
+        err = ep_args_take(args, out, &own, &result.error);
         if (err == EP_OK) {
-            err = forward(client, args, out, begin_ns, &result);
+            err = forward(client, &own, out, begin_ns, &result);
         }
         ep_client_leave(client);
     }
@@ -99,7 +100,8 @@ static ep_err forward_async(ep_client *client, const ep_moe_args *args, const ep
     ep_call *call = NULL;
     ep_view *view = NULL;
     ep_view_layer at;
-    ep_err err = ep_args_check(args, out, out_error);
+    ep_moe_args own;
+    ep_err err = ep_args_take(args, out, &own, out_error);
     if (err == EP_OK && done == NULL) {
         err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "done is NULL");
     }
@@ -109,7 +111,7 @@ static ep_err forward_async(ep_client *client, const ep_moe_args *args, const ep
     if (err != EP_OK) {
         return err;
     }
-    err = make_call(client, EP_FORM_CALLBACK, view, args, out, &at, &call, out_error);
+    err = make_call(client, EP_FORM_CALLBACK, view, &own, out, &at, &call, out_error);
     if (err == EP_OK) {
         call->on_done = done;
         call->on_done_arg = arg;
@@ -150,14 +152,14 @@ static ep_err create_prepared(ep_client *client, const ep_moe_args *args, const 
     ep_view *view = NULL;
     ep_view_layer at;
     ep_stream_call *stream_call = NULL;
-    ep_err err = ep_args_check(args, out, out_error);
+    ep_moe_args host_args;
+    ep_err err = ep_args_take(args, out, &host_args, out_error);
     if (err == EP_OK) {
         err = ep_cluster_current_view(client->cluster, &view, out_error);
     }
     if (err != EP_OK) {
         return err;
     }
-    ep_moe_args host_args = *args;
     ep_tensor host_out = *out;
     err = ep_stream_call_create(&host_args, &host_out, &stream_call, out_error);
     if (err == EP_OK) {

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/struct_out.h"
+#include "base/struct_size.h"
 #include "common/args.h"
 #include "base/clock.h"
 #include "call/client_core.h"
@@ -27,21 +27,23 @@ static void free_buffers(gate_buffers *buffers)
     free(buffers->active);
 }
 
-static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *gate,
-                         const ep_tensor *logits, ep_error *out_error)
+static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *given,
+                         const ep_tensor *logits, ep_gate_config *gate, ep_error *out_error)
 {
     static const ep_dtype f32[] = {EP_DTYPE_F32, EP_DTYPE_NONE};
-    if (gate == NULL || logits == NULL) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s is NULL",
-                            gate == NULL ? "gate" : "logits");
+    ep_err err = ep_gate_take_config(given, gate, out_error);
+    if (err == EP_OK && logits == NULL) {
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "logits is NULL");
+    }
+    if (err != EP_OK) {
+        return err;
     }
     if (args->expert_ids.rank != 0 || args->expert_scales.rank != 0) {
         return ep_error_set(
             out_error, EP_ERR_INVALID_ARGUMENT,
             "expert_ids and expert_scales must be absent (rank 0): the gate makes them");
     }
-    ep_err err = ep_gate_check_config(gate, out_error);
-    err = err == EP_OK ? ep_tensor_check("logits", logits, 2, f32, out_error) : err;
+    err = ep_tensor_check("logits", logits, 2, f32, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -135,27 +137,29 @@ static ep_moe_args chosen_args(const ep_client *client, const ep_moe_args *args,
 
 /* ---- blocking ---- */
 
-static ep_err forward_logits(ep_client *client, const ep_moe_args *args, const ep_gate_config *gate,
-                             const ep_tensor *logits, const ep_tensor *out, ep_moe_result *result)
+static ep_err forward_logits(ep_client *client, const ep_moe_args *args,
+                             const ep_gate_config *given_gate, const ep_tensor *logits,
+                             const ep_tensor *out, ep_moe_result *result)
 {
     gate_buffers buffers = {0};
+    ep_gate_config gate = {0};
     uint64_t begin_ns = ep_clock_now_ns();
     uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : client->config.deadline_us;
     ep_view *view = NULL;
-    ep_err err = check_gate(args, gate, logits, &result->error);
+    ep_err err = check_gate(args, given_gate, logits, &gate, &result->error);
     if (err == EP_OK) {
         err = ep_cluster_wait_view(client->cluster, begin_ns + deadline_us * EP_NS_PER_US, &view,
                                    &result->error);
     }
     if (err == EP_OK) {
-        err = check_layer(view, args, gate, &result->error);
+        err = check_layer(view, args, &gate, &result->error);
     }
     if (err == EP_OK) {
-        err = choose(args, gate, logits, &buffers, &result->error);
+        err = choose(args, &gate, logits, &buffers, &result->error);
     }
     if (err == EP_OK) {
         ep_moe_args chosen =
-            chosen_args(client, args, &buffers, logits->shape[0], gate->top_k, begin_ns);
+            chosen_args(client, args, &buffers, logits->shape[0], gate.top_k, begin_ns);
         err = ep_moe_forward(client, &chosen, out, result);
     }
     free_buffers(&buffers);
@@ -167,12 +171,13 @@ ep_err ep_moe_forward_logits(ep_client *client, const ep_moe_args *args, const e
                              ep_moe_result *out_result)
 {
     ep_moe_result result = {.struct_bytes = sizeof(result)};
+    ep_moe_args own;
     ep_error_clear(&result.error);
     ep_err err = ep_client_enter(client, &result.error);
     if (err == EP_OK) {
-        err = ep_args_check(args, out, &result.error);
+        err = ep_args_take(args, out, &own, &result.error);
         if (err == EP_OK) {
-            err = forward_logits(client, args, gate, logits, out, &result);
+            err = forward_logits(client, &own, gate, logits, out, &result);
         }
         ep_client_leave(client);
     }
@@ -221,16 +226,18 @@ static ep_err begin_gated(ep_client *client, const ep_moe_args *args, const ep_g
     return ep_moe_forward_async(client, &chosen, out, on_gated_done, gated, out_call, out_error);
 }
 
-static ep_err forward_logits_async(ep_client *client, const ep_moe_args *args,
-                                   const ep_gate_config *gate, const ep_tensor *logits,
+static ep_err forward_logits_async(ep_client *client, const ep_moe_args *given_args,
+                                   const ep_gate_config *given_gate, const ep_tensor *logits,
                                    const ep_tensor *out, ep_moe_done_func done, void *arg,
                                    ep_call **out_call, ep_error *out_error)
 {
-    ep_err err = ep_args_check(args, out, out_error);
+    ep_moe_args args;
+    ep_gate_config gate = {0};
+    ep_err err = ep_args_take(given_args, out, &args, out_error);
     if (err == EP_OK && done == NULL) {
         err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "done is NULL");
     }
-    err = err != EP_OK ? err : check_gate(args, gate, logits, out_error);
+    err = err != EP_OK ? err : check_gate(&args, given_gate, logits, &gate, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -240,7 +247,7 @@ static ep_err forward_logits_async(ep_client *client, const ep_moe_args *args,
     }
     gated->done = done;
     gated->arg = arg;
-    err = begin_gated(client, args, gate, logits, out, gated, out_call, out_error);
+    err = begin_gated(client, &args, &gate, logits, out, gated, out_call, out_error);
     if (err != EP_OK) {
         free_gated(gated);
     }

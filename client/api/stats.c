@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Counters since creation. */
 #include "call/client_core.h"
-#include "common/struct_out.h"
+#include "base/struct_size.h"
 
 static uint64_t read_counter(const uint64_t *counter)
 {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/struct_size.h"
 #include "moe/convert.h"
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
@@ -223,20 +224,17 @@ static ep_err check_together(const ep_moe_args *args, ep_error *out_error)
     return EP_OK;
 }
 
-ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *out_error)
+ep_err ep_args_take(const ep_moe_args *given, const ep_tensor *out, ep_moe_args *args,
+                    ep_error *out_error)
 {
-    ep_err err;
-    if (args == NULL || out == NULL) {
-        return BAD("%s is NULL", args == NULL ? "args" : "out");
+    memset(args, 0, sizeof(*args));
+    ep_err err = ep_struct_in("args", given, EP_STRUCT_UPTO(ep_moe_args, expert_scales), args,
+                              sizeof(*args), out_error);
+    if (err != EP_OK) {
+        return err;
     }
-    if (args->struct_bytes > sizeof(*args)) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "args have struct_bytes %" PRIu32 ": this library (%s) knows %zu",
-                            args->struct_bytes, ep_version(), sizeof(*args));
-    }
-    if (args->struct_bytes < sizeof(*args)) {
-        return BAD("args have struct_bytes %" PRIu32 ": ep_moe_args_init sets %zu",
-                   args->struct_bytes, sizeof(*args));
+    if (out == NULL) {
+        return BAD("out is NULL");
     }
     if ((err = check_strings(args, out_error)) != EP_OK ||
         (err = check_choices(args, out_error)) != EP_OK) {

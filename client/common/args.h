@@ -33,9 +33,10 @@ typedef struct ep_call_spec {
     ep_combine_out out;
 } ep_call_spec;
 
-/* args->struct_bytes, strings and choices. Errors: INVALID_ARGUMENT naming the field,
- * UNIMPLEMENTED (newer struct). */
-ep_err ep_args_check(const ep_moe_args *args, const ep_tensor *out, ep_error *out_error);
+/* The caller's arguments, of whatever size its header has them, with strings and enumerations
+ * checked. Errors: INVALID_ARGUMENT naming the field, UNIMPLEMENTED (newer struct). */
+ep_err ep_args_take(const ep_moe_args *given, const ep_tensor *out, ep_moe_args *out_args,
+                    ep_error *out_error);
 /*
  * Fills a spec from checked args for a layer. Errors: INVALID_ARGUMENT naming the tensor, its value
  * and the allowed range; UNIMPLEMENTED (memory that is not the host's).

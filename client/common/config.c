@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/cpu_features.h"
+#include "base/struct_size.h"
 #include "moe/routing_table.h"
 
 #define NODE_URLS_MAX EP_NODES_MAX
@@ -14,15 +15,15 @@
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
-void ep_client_config_init(ep_client_config *out_config)
+void ep_client_config_init_sized(ep_client_config *out_config, size_t struct_bytes)
 {
-    *out_config = (ep_client_config){.struct_bytes = sizeof(*out_config),
-                                     .deadline_us = 10 * 1000 * 1000,
+    const ep_client_config config = {.deadline_us = 10 * 1000 * 1000,
                                      .buffer_bytes_max = 1024 * MIB,
                                      .calls_max = 1024,
                                      .chunk_bytes_max = 1 * MIB,
                                      .payload_crc = true,
                                      .hedge_permille = EP_HEDGE_BY_POLICY};
+    ep_struct_init(out_config, struct_bytes, &config, sizeof(config));
 }
 
 static ep_err check_number(const char *name, uint64_t value, uint64_t min, uint64_t max,
@@ -88,13 +89,6 @@ ep_err ep_client_config_check(const ep_client_config *config, ep_error *out_erro
     ep_err err;
     if (config == NULL) {
         return BAD("config is NULL");
-    }
-    if (config->struct_bytes != sizeof(*config)) {
-        return ep_error_set(out_error,
-                            config->struct_bytes > sizeof(*config) ? EP_ERR_UNIMPLEMENTED
-                                                                   : EP_ERR_INVALID_ARGUMENT,
-                            "config has struct_bytes %" PRIu32 ": ep_client_config_init sets %zu",
-                            config->struct_bytes, sizeof(*config));
     }
     if ((err = check_urls(config, out_error)) != EP_OK ||
         (err = check_number("deadline_us", config->deadline_us, 1, UINT32_MAX - 1, out_error)) !=

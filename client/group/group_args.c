@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/args.h"
+#include "base/struct_size.h"
 #include "base/numeric.h"
 #include "group/group_assist.h"
 #include "group/group_profile.h"
@@ -30,43 +31,53 @@ static const ep_dtype flag_types[] = {EP_DTYPE_BOOL, EP_DTYPE_U8, EP_DTYPE_NONE}
 
 /* ---- initial values ---- */
 
-void ep_group_params_init(ep_group_params *out_params)
+void ep_group_params_init_sized(ep_group_params *out_params, size_t struct_bytes)
 {
-    *out_params = (ep_group_params){.struct_bytes = sizeof(*out_params), .ep_rank_id = -1};
+    const ep_group_params params = {.ep_rank_id = -1};
+    ep_struct_init(out_params, struct_bytes, &params, sizeof(params));
 }
 
-void ep_moe_dispatch_args_init(ep_moe_dispatch_args *out_args)
+void ep_moe_dispatch_args_init_sized(ep_moe_dispatch_args *out_args, size_t struct_bytes)
 {
-    *out_args =
-        (ep_moe_dispatch_args){.struct_bytes = sizeof(*out_args), .expert_token_nums_type = 1};
+    const ep_moe_dispatch_args args = {.expert_token_nums_type = 1};
+    ep_struct_init(out_args, struct_bytes, &args, sizeof(args));
 }
 
-void ep_moe_combine_args_init(ep_moe_combine_args *out_args)
+void ep_moe_combine_args_init_sized(ep_moe_combine_args *out_args, size_t struct_bytes)
 {
-    *out_args = (ep_moe_combine_args){.struct_bytes = sizeof(*out_args)};
+    const ep_moe_combine_args args = {0};
+    ep_struct_init(out_args, struct_bytes, &args, sizeof(args));
 }
 
-void ep_moe_add_rms_norm_init(ep_moe_add_rms_norm *out_norm)
+void ep_moe_add_rms_norm_init_sized(ep_moe_add_rms_norm *out_norm, size_t struct_bytes)
 {
-    *out_norm = (ep_moe_add_rms_norm){.struct_bytes = sizeof(*out_norm), .eps = 1e-6f};
+    const ep_moe_add_rms_norm norm = {.eps = 1e-6f};
+    ep_struct_init(out_norm, struct_bytes, &norm, sizeof(norm));
 }
 
-static ep_err check_struct(const char *name, const void *given, size_t bytes, ep_error *out_error)
+/* ---- the caller's structs, of whatever size its header has them ---- */
+
+ep_err ep_group_dispatch_take(const ep_moe_dispatch_args *given, ep_moe_dispatch_args *out_args,
+                              ep_error *out_error)
 {
-    uint32_t struct_bytes;
-    if (given == NULL) {
-        return BAD("%s is missing", name);
-    }
-    memcpy(&struct_bytes, given, sizeof(struct_bytes));
-    if (struct_bytes > bytes) {
-        return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
-                            "%s has struct_bytes %" PRIu32 ": this library knows %zu", name,
-                            struct_bytes, bytes);
-    }
-    return struct_bytes == bytes
-               ? EP_OK
-               : BAD("%s has struct_bytes %" PRIu32 ": its _init function sets %zu", name,
-                     struct_bytes, bytes);
+    memset(out_args, 0, sizeof(*out_args));
+    return ep_struct_in("ep_moe_dispatch_args", given,
+                        EP_STRUCT_UPTO(ep_moe_dispatch_args, tp_recv_counts), out_args,
+                        sizeof(*out_args), out_error);
+}
+
+ep_err ep_group_combine_take(const ep_moe_combine_args *given,
+                             const ep_moe_add_rms_norm *given_norm, ep_moe_combine_args *out_args,
+                             ep_moe_add_rms_norm *out_norm, ep_error *out_error)
+{
+    memset(out_args, 0, sizeof(*out_args));
+    memset(out_norm, 0, sizeof(*out_norm));
+    TRY(ep_struct_in("ep_moe_combine_args", given, EP_STRUCT_UPTO(ep_moe_combine_args, x_out),
+                     out_args, sizeof(*out_args), out_error));
+    return given_norm == NULL ? EP_OK
+                              : ep_struct_in("ep_moe_add_rms_norm", given_norm,
+                                             EP_STRUCT_UPTO(ep_moe_add_rms_norm, y), out_norm,
+                                             sizeof(*out_norm), out_error);
 }
 
 /* ---- tensors ---- */
@@ -179,11 +190,15 @@ static ep_err read_elastic(ep_group *group, const ep_group_params *params, group
                                  view->members, out_error);
 }
 
-static ep_err read_params(ep_group *group, const ep_group_params *params, group_view *view,
+static ep_err read_params(ep_group *group, const ep_group_params *given, group_view *view,
                           ep_error *out_error)
 {
     ep_group_call *call = &view->call;
-    TRY(check_struct("ep_group_params", params, sizeof(*params), out_error));
+    ep_group_params taken;
+    ep_group_params_init(&taken);
+    TRY(ep_struct_in("ep_group_params", given, EP_STRUCT_UPTO(ep_group_params, moe_expert_num),
+                     &taken, sizeof(taken), out_error));
+    const ep_group_params *params = &taken;
     if (params->ep_world_size != 0 && params->ep_world_size != (int64_t)group->world) {
         return BAD("ep_world_size is %" PRId64 ": allowed %" PRIu32 ", the group's, or 0",
                    params->ep_world_size, group->world);
@@ -390,7 +405,6 @@ ep_err ep_group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args,
     if (group == NULL) {
         return BAD("group is missing");
     }
-    TRY(check_struct("ep_moe_dispatch_args", args, sizeof(*args), out_error));
     view->call.operator= EP_GROUP_DISPATCH;
     TRY(read_params(group, args->params, view, out_error));
     TRY(read_batch(&args->x, "x", &args->expert_ids, view, out_error));
@@ -516,10 +530,8 @@ ep_err ep_group_combine_view(ep_group *group, const ep_moe_combine_args *args,
     if (group == NULL) {
         return BAD("group is missing");
     }
-    TRY(check_struct("ep_moe_combine_args", args, sizeof(*args), out_error));
     view->call.operator= EP_GROUP_COMBINE;
     if (norm != NULL) {
-        TRY(check_struct("ep_moe_add_rms_norm", norm, sizeof(*norm), out_error));
         if (!(norm->eps >= 0.0f && norm->eps < 1e30f)) {
             return BAD("eps is %g: allowed 0 or more", (double)norm->eps);
         }

@@ -31,6 +31,13 @@ typedef struct group_view {
 
 /* Errors: INVALID_ARGUMENT naming parameter, value, allowed range; UNIMPLEMENTED (memory, newer
  * struct). */
+/* The caller's structs as ones of this version; given_norm may be NULL. Errors: INVALID_ARGUMENT,
+ * UNIMPLEMENTED. */
+ep_err ep_group_dispatch_take(const ep_moe_dispatch_args *given, ep_moe_dispatch_args *out_args,
+                              ep_error *out_error);
+ep_err ep_group_combine_take(const ep_moe_combine_args *given,
+                             const ep_moe_add_rms_norm *given_norm, ep_moe_combine_args *out_args,
+                             ep_moe_add_rms_norm *out_norm, ep_error *out_error);
 ep_err ep_group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args,
                               group_view *out_view, ep_error *out_error);
 /* norm NULL: plain combine. */

@@ -75,22 +75,17 @@ static workspace_parts parts_of(const group_view *view)
 
 /* ---- tensors on a device ---- */
 
-static bool are_whole(const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm)
+/* Copies, whose tensors are moved to the host. */
+static ep_err to_host(ep_stage *stage, const ep_moe_combine_args **args,
+                      const ep_moe_add_rms_norm **norm, ep_moe_combine_args *out_host,
+                      ep_moe_add_rms_norm *out_host_norm, ep_error *out_error)
 {
-    return args != NULL && args->struct_bytes == sizeof(*args) &&
-           (norm == NULL || norm->struct_bytes == sizeof(*norm));
-}
-
-/* Copies, whose tensors may be moved to the host. */
-static void to_host(const ep_moe_combine_args **args, const ep_moe_add_rms_norm **norm,
-                    ep_moe_combine_args *out_host, ep_moe_add_rms_norm *out_host_norm)
-{
-    *out_host = **args;
+    ep_err err = ep_group_combine_take(*args, *norm, out_host, out_host_norm, out_error);
     *args = out_host;
-    if (*norm != NULL) {
-        *out_host_norm = **norm;
-        *norm = out_host_norm;
-    }
+    *norm = *norm != NULL ? out_host_norm : NULL;
+    return err != EP_OK ? err
+                        : ep_group_stage_combine(stage, out_host,
+                                                 *norm != NULL ? out_host_norm : NULL, out_error);
 }
 
 /* ---- phase one ---- */
@@ -104,11 +99,7 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
     ep_moe_combine_args host;
     ep_moe_add_rms_norm host_norm;
     ep_stage stage = {.memory = NULL};
-    ep_err err = EP_OK;
-    if (are_whole(args, norm)) { /* others are refused next */
-        to_host(&args, &norm, &host, &host_norm);
-        err = ep_group_stage_combine(&stage, &host, norm != NULL ? &host_norm : NULL, out_error);
-    }
+    ep_err err = to_host(&stage, &args, &norm, &host, &host_norm, out_error);
     if (err == EP_OK) {
         err = ep_group_combine_view(group, args, norm, &view, out_error);
     }
@@ -613,16 +604,15 @@ static ep_err run_staged(ep_group *group, ep_group_plan *plan, const ep_moe_comb
 {
     ep_moe_combine_args host;
     ep_moe_add_rms_norm host_norm;
-    if (group == NULL || !are_whole(args, norm)) {
+    ep_err err = to_host(&plan->stage, &args, &norm, &host, &host_norm, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (group == NULL) {
         return run(group, plan, args, norm, workspace, workspace_bytes, out_error); /* refuses it */
     }
-    to_host(&args, &norm, &host, &host_norm);
     uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : group->deadline_us;
-    ep_err err =
-        ep_group_stage_combine(&plan->stage, &host, norm != NULL ? &host_norm : NULL, out_error);
-    if (err == EP_OK) {
-        err = ep_group_stage_in(&plan->stage, deadline_us, out_error);
-    }
+    err = ep_group_stage_in(&plan->stage, deadline_us, out_error);
     if (err == EP_OK) {
         err = run(group, plan, args, norm, workspace, workspace_bytes, out_error);
     }

@@ -51,14 +51,12 @@ ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args
     char formula[200];
     ep_moe_dispatch_args host;
     ep_stage stage = {.memory = NULL};
-    ep_err err = EP_OK;
-    if (args != NULL && args->struct_bytes == sizeof(*args)) { /* others are refused next */
-        host = *args;
-        args = &host;
+    ep_err err = ep_group_dispatch_take(args, &host, out_error);
+    if (err == EP_OK) {
         err = ep_group_stage_dispatch(&stage, &host, out_error);
     }
     if (err == EP_OK) {
-        err = ep_group_dispatch_view(group, args, &view, out_error);
+        err = ep_group_dispatch_view(group, &host, &view, out_error);
     }
     if (err == EP_OK) {
         size_t bytes = workspace_bytes(&view, formula, sizeof(formula));
@@ -619,13 +617,15 @@ ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispat
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
                             "ep_moe_dispatch without a plan: call ep_moe_dispatch_prepare first");
     }
-    if (group == NULL || args == NULL || args->struct_bytes != sizeof(*args)) {
-        /* refuses it */
-        return dispatch(group, plan, args, workspace, workspace_size, &rows, out_error);
+    ep_err err = ep_group_dispatch_take(args, &host, out_error);
+    if (err != EP_OK) {
+        return err;
     }
-    host = *args;
-    uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : group->deadline_us;
-    ep_err err = ep_group_stage_dispatch(&plan->stage, &host, out_error);
+    if (group == NULL) { /* refuses it */
+        return dispatch(group, plan, &host, workspace, workspace_size, &rows, out_error);
+    }
+    uint64_t deadline_us = host.deadline_us != 0 ? host.deadline_us : group->deadline_us;
+    err = ep_group_stage_dispatch(&plan->stage, &host, out_error);
     if (err == EP_OK) {
         err = ep_group_stage_in(&plan->stage, deadline_us, out_error);
     }

@@ -7,7 +7,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "group/group_core.h"
-#include "common/struct_out.h"
+#include "base/struct_size.h"
 #include "wire/frame.h"
 
 #define RANKS_TEXT_BYTES 160

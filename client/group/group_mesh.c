@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/random.h"
+#include "base/struct_size.h"
 #include "group/group_core.h"
 #include "transport/address.h"
 
@@ -37,12 +38,12 @@ bool ep_group_wait_until(ep_group *group, uint64_t deadline_ns)
 
 /* ---- configuration ---- */
 
-void ep_group_config_init(ep_group_config *out_config)
+void ep_group_config_init_sized(ep_group_config *out_config, size_t struct_bytes)
 {
-    *out_config = (ep_group_config){.struct_bytes = sizeof(*out_config),
-                                    .deadline_us = DEADLINE_DEFAULT_US,
+    const ep_group_config config = {.deadline_us = DEADLINE_DEFAULT_US,
                                     .payload_crc = true,
                                     .frame_bytes_max = FRAME_BYTES_DEFAULT};
+    ep_struct_init(out_config, struct_bytes, &config, sizeof(config));
 }
 
 static const char *listen_url_of(const ep_group_config *config)
@@ -92,10 +93,6 @@ static ep_err check_urls(const ep_group_config *config, ep_error *out_error)
 
 static ep_err check_config(const ep_group_config *config, ep_error *out_error)
 {
-    if (config->struct_bytes != sizeof(*config)) {
-        return BAD("ep_group_config has struct_bytes %" PRIu32 ": ep_group_config_init sets %zu",
-                   config->struct_bytes, sizeof(*config));
-    }
     size_t name_bytes = config->name == NULL ? 0 : strlen(config->name);
     if (name_bytes < 1 || name_bytes > EP_GROUP_NAME_BYTES_MAX) {
         return BAD("name (group_ep) has %zu characters: allowed 1..%d", name_bytes,
@@ -586,10 +583,17 @@ static void close_strangers(ep_group *group)
     pthread_mutex_unlock(&group->lock);
 }
 
-ep_err ep_group_create(const ep_group_config *config, ep_group **out_group, ep_error *out_error)
+ep_err ep_group_create(const ep_group_config *given, ep_group **out_group, ep_error *out_error)
 {
     ep_group *group;
-    ep_err err = check_config(config, out_error);
+    ep_group_config taken;
+    const ep_group_config *config = &taken;
+    ep_group_config_init(&taken);
+    ep_err err = ep_struct_in("ep_group_config", given, EP_STRUCT_UPTO(ep_group_config, urls_count),
+                              &taken, sizeof(taken), out_error);
+    if (err == EP_OK) {
+        err = check_config(config, out_error);
+    }
     if (err != EP_OK) {
         return err;
     }

@@ -292,10 +292,12 @@ static EP_FLOAT_WORK void route(const ep_gate_config *config, uint32_t tokens, c
     }
 }
 
-ep_err ep_gate(const ep_gate_config *config, uint32_t tokens, const float *logits, int32_t *out_ids,
+ep_err ep_gate(const ep_gate_config *given, uint32_t tokens, const float *logits, int32_t *out_ids,
                float *out_weights, ep_error *out_error)
 {
-    ep_err err = ep_gate_check_config(config, out_error);
+    ep_gate_config taken;
+    const ep_gate_config *config = &taken;
+    ep_err err = ep_gate_take_config(given, &taken, out_error);
     if (err == EP_OK) {
         err = ep_gate_check_logits(config, tokens, logits, out_error);
     }

@@ -6,16 +6,13 @@
 #include <math.h>
 
 #include "base/error.h"
+#include "base/struct_size.h"
 #include "moe/flow.h"
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
 static ep_err check_sizes(const ep_gate_config *config, ep_error *out_error)
 {
-    if (config->struct_bytes != sizeof(*config)) {
-        return BAD("struct_bytes of the gate is %" PRIu32 ": this library expects %zu",
-                   config->struct_bytes, sizeof(*config));
-    }
     if (config->experts < 1 || config->experts > EP_EXPERTS_MAX) {
         return BAD("router has %" PRIu32 " experts: allowed 1..%d", config->experts,
                    EP_EXPERTS_MAX);
@@ -138,21 +135,27 @@ static ep_err check_numbers(const ep_gate_config *config, ep_error *out_error)
                         : err;
 }
 
-ep_err ep_gate_check_load(const ep_gate_load *load, ep_error *out_error)
+ep_err ep_gate_take_load(const ep_gate_load *given, ep_gate_load *out_load, ep_error *out_error)
 {
-    return load == NULL || load->struct_bytes == sizeof(*load)
-               ? EP_OK
-               : BAD("struct_bytes of the gate's load is %" PRIu32 ": this library expects %zu",
-                     load->struct_bytes, sizeof(*load));
+    *out_load = (ep_gate_load){0};
+    return ep_struct_in("the gate's load", given, EP_STRUCT_UPTO(ep_gate_load, mean_probabilities),
+                        out_load, sizeof(*out_load), out_error);
 }
 
-ep_err ep_gate_check_config(const ep_gate_config *config, ep_error *out_error)
+ep_err ep_gate_take_config(const ep_gate_config *given, ep_gate_config *out_config,
+                           ep_error *out_error)
 {
-    ep_err err = check_sizes(config, out_error);
-    err = err == EP_OK ? check_scores(config, out_error) : err;
-    err = err == EP_OK ? check_groups(config, out_error) : err;
-    err = err == EP_OK ? ep_gate_check_load(config->load, out_error) : err;
-    return err == EP_OK ? check_numbers(config, out_error) : err;
+    ep_gate_load load;
+    *out_config = (ep_gate_config){0};
+    ep_err err = ep_struct_in("the gate", given, EP_STRUCT_UPTO(ep_gate_config, weight), out_config,
+                              sizeof(*out_config), out_error);
+    err = err == EP_OK ? check_sizes(out_config, out_error) : err;
+    err = err == EP_OK ? check_scores(out_config, out_error) : err;
+    err = err == EP_OK ? check_groups(out_config, out_error) : err;
+    err = err == EP_OK && out_config->load != NULL
+              ? ep_gate_take_load(out_config->load, &load, out_error)
+              : err;
+    return err == EP_OK ? check_numbers(out_config, out_error) : err;
 }
 
 static bool has_softmax(const ep_gate_config *config)

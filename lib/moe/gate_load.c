@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/float_env.h"
+#include "base/struct_size.h"
 #include "expertd/gate.h"
 #include "moe/gate_check.h"
 #include "moe/load_statistics.h"
@@ -23,11 +24,9 @@ static double log_sum_exp(const float *logits, uint32_t experts)
 }
 
 static ep_err check(const ep_gate_config *config, uint32_t tokens, const float *logits,
-                    const int32_t *ids, const ep_gate_load *load, ep_error *out_error)
+                    const int32_t *ids, ep_error *out_error)
 {
-    ep_err err = ep_gate_check_config(config, out_error);
-    err = err == EP_OK ? ep_gate_check_load(load, out_error) : err;
-    err = err == EP_OK ? ep_gate_check_logits(config, tokens, logits, out_error) : err;
+    ep_err err = ep_gate_check_logits(config, tokens, logits, out_error);
     for (size_t i = 0; err == EP_OK && i < (size_t)tokens * config->top_k; i++) {
         if (ids[i] < 0 || (uint32_t)ids[i] >= config->experts) {
             err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
@@ -80,26 +79,32 @@ static EP_FLOAT_WORK ep_err compute(const ep_gate_config *config, uint32_t token
     return EP_OK;
 }
 
-ep_err ep_gate_load_compute(const ep_gate_config *config, uint32_t tokens, const float *logits,
+ep_err ep_gate_load_compute(const ep_gate_config *given, uint32_t tokens, const float *logits,
                             const int32_t *ids, const uint8_t *active, ep_gate_load *out_load,
                             ep_error *out_error)
 {
-    ep_err err = check(config, tokens, logits, ids, out_load, out_error);
+    ep_gate_config config;
+    ep_gate_load load;
+    ep_err err = ep_gate_take_config(given, &config, out_error);
+    err = err == EP_OK ? ep_gate_take_load(out_load, &load, out_error) : err;
+    err = err == EP_OK ? check(&config, tokens, logits, ids, out_error) : err;
     if (err != EP_OK) {
         return err;
     }
-    uint64_t *counts = calloc(config->experts, sizeof(*counts));
-    double *sums = calloc(config->experts, sizeof(*sums));
+    uint64_t *counts = calloc(config.experts, sizeof(*counts));
+    double *sums = calloc(config.experts, sizeof(*sums));
     err = EP_ERR_NO_MEMORY;
     if (counts != NULL && sums != NULL) {
         const ep_float_env env = ep_float_env_begin();
-        err = compute(config, tokens, logits, ids, active, counts, sums, out_load);
+        err = compute(&config, tokens, logits, ids, active, counts, sums, &load);
         ep_float_env_end(env);
     }
     free(counts);
     free(sums);
-    return err == EP_OK
-               ? EP_OK
-               : ep_error_set(out_error, err, "no memory for the load of %" PRIu32 " experts",
-                              config->experts);
+    if (err != EP_OK) {
+        return ep_error_set(out_error, err, "no memory for the load of %" PRIu32 " experts",
+                            config.experts);
+    }
+    ep_struct_out(out_load, &load, sizeof(load));
+    return EP_OK;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/struct_size.h"
 #include "moe/flow.h"
 #include "moe/row_stream.h"
 
@@ -14,9 +15,11 @@
 #define NO_ROW (-1)
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
-void ep_permute_config_init(ep_permute_config *out_config)
+static const ep_permute_config defaults = {.dtype = EP_DTYPE_BF16};
+
+void ep_permute_config_init_sized(ep_permute_config *out_config, size_t struct_bytes)
 {
-    *out_config = (ep_permute_config){.struct_bytes = sizeof(*out_config), .dtype = EP_DTYPE_BF16};
+    ep_struct_init(out_config, struct_bytes, &defaults, sizeof(defaults));
 }
 
 /* The active range with its default filled in. */
@@ -39,21 +42,14 @@ static ep_err check_range(const char *name, uint64_t value, uint64_t min, uint64
                : BAD("%s is %" PRIu64 ": allowed %" PRIu64 "..%" PRIu64, name, value, min, max);
 }
 
-static ep_err check_struct(const char *name, uint32_t struct_bytes, size_t expected,
-                           ep_error *out_error)
+static ep_err take_config(const ep_permute_config *given, ep_permute_config *config,
+                          ep_error *out_error)
 {
-    return struct_bytes == expected
-               ? EP_OK
-               : BAD("struct_bytes of the %s is %" PRIu32 ": this library expects %zu", name,
-                     struct_bytes, expected);
-}
-
-static ep_err check_config(const ep_permute_config *config, ep_error *out_error)
-{
-    if (check_struct("configuration", config->struct_bytes, sizeof(*config), out_error) != EP_OK) {
-        return EP_ERR_INVALID_ARGUMENT;
-    }
-    ep_err err = check_range("tokens", config->tokens, 0, EP_TOKENS_MAX, out_error);
+    *config = defaults;
+    ep_err err =
+        ep_struct_in("the configuration", given, EP_STRUCT_UPTO(ep_permute_config, experts), config,
+                     sizeof(*config), out_error);
+    err = err != EP_OK ? err : check_range("tokens", config->tokens, 0, EP_TOKENS_MAX, out_error);
     err = err != EP_OK ? err : check_range("top_k", config->top_k, 1, EP_TOP_K_MAX, out_error);
     err = err != EP_OK ? err : check_range("hidden", config->hidden, 1, EP_HIDDEN_MAX, out_error);
     err =
@@ -88,21 +84,23 @@ static ep_err check_config(const ep_permute_config *config, ep_error *out_error)
     return err;
 }
 
-uint64_t ep_permute_rows_max(const ep_permute_config *config)
+uint64_t ep_permute_rows_max(const ep_permute_config *given)
 {
-    if (check_config(config, NULL) != EP_OK) {
+    ep_permute_config config;
+    if (take_config(given, &config, NULL) != EP_OK) {
         return 0;
     }
-    if (config->drop == EP_PERMUTE_DROP_PAD) {
-        return (uint64_t)(expert_end(config) - config->expert_begin) * config->capacity;
+    if (config.drop == EP_PERMUTE_DROP_PAD) {
+        return (uint64_t)(expert_end(&config) - config.expert_begin) * config.capacity;
     }
-    return row_end(config) - config->row_begin;
+    return row_end(&config) - config.row_begin;
 }
 
-size_t ep_permute_workspace_bytes(const ep_permute_config *config)
+size_t ep_permute_workspace_bytes(const ep_permute_config *given)
 {
-    return check_config(config, NULL) == EP_OK
-               ? (size_t)(expert_end(config) - config->expert_begin) * 2 * sizeof(uint32_t)
+    ep_permute_config config;
+    return take_config(given, &config, NULL) == EP_OK
+               ? (size_t)(expert_end(&config) - config.expert_begin) * 2 * sizeof(uint32_t)
                : 0;
 }
 
@@ -270,11 +268,6 @@ static ep_err check_inputs(const ep_permute_config *config, const ep_permute_in 
                            const ep_permute_out *out, ep_error *out_error)
 {
     const char *missing = NULL;
-    ep_err err = check_struct("inputs", in->struct_bytes, sizeof(*in), out_error);
-    err = err != EP_OK ? err : check_struct("outputs", out->struct_bytes, sizeof(*out), out_error);
-    if (err != EP_OK) {
-        return err;
-    }
     if (config->tokens > 0) {
         missing = in->ids == NULL                                   ? "ids"
                   : in->x == NULL && out->rows != NULL              ? "x"
@@ -285,16 +278,9 @@ static ep_err check_inputs(const ep_permute_config *config, const ep_permute_in 
     return missing == NULL ? EP_OK : BAD("%s is NULL, and what it gives is asked for", missing);
 }
 
-ep_err ep_moe_permute(const ep_permute_config *config, const ep_permute_in *in, void *workspace,
+static ep_err permute(const ep_permute_config *config, const ep_permute_in *in, void *workspace,
                       size_t workspace_bytes, ep_permute_out *out, ep_error *out_error)
 {
-    ep_err err = check_config(config, out_error);
-    if (err == EP_OK) {
-        err = check_inputs(config, in, out, out_error);
-    }
-    if (err != EP_OK) {
-        return err;
-    }
     size_t needed = ep_permute_workspace_bytes(config);
     if (workspace == NULL || workspace_bytes < needed) {
         return BAD("workspace has %zu bytes: %zu are needed (8 per expert of the range)",
@@ -307,7 +293,7 @@ ep_err ep_moe_permute(const ep_permute_config *config, const ep_permute_in *in, 
                      .begin = config->expert_begin,
                      .end = expert_end(config),
                      .row_bytes = config->hidden * ep_dtype_bytes(config->dtype)};
-    err = count_slots(&p, out_error);
+    ep_err err = count_slots(&p, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -319,4 +305,32 @@ ep_err ep_moe_permute(const ep_permute_config *config, const ep_permute_in *in, 
         ep_row_stream_end();
     }
     return EP_OK;
+}
+
+ep_err ep_moe_permute(const ep_permute_config *given_config, const ep_permute_in *given_in,
+                      void *workspace, size_t workspace_bytes, ep_permute_out *out,
+                      ep_error *out_error)
+{
+    ep_permute_config config;
+    ep_permute_in in = {0};
+    ep_permute_out taken = {0};
+    ep_err err = take_config(given_config, &config, out_error);
+    if (err == EP_OK) {
+        err = ep_struct_in("the inputs", given_in, EP_STRUCT_UPTO(ep_permute_in, ids), &in,
+                           sizeof(in), out_error);
+    }
+    if (err == EP_OK) {
+        err = ep_struct_in("the outputs", out, EP_STRUCT_UPTO(ep_permute_out, rows), &taken,
+                           sizeof(taken), out_error);
+    }
+    if (err == EP_OK) {
+        err = check_inputs(&config, &in, &taken, out_error);
+    }
+    if (err == EP_OK) {
+        err = permute(&config, &in, workspace, workspace_bytes, &taken, out_error);
+    }
+    if (err == EP_OK) {
+        ep_struct_out(out, &taken, sizeof(taken));
+    }
+    return err;
 }

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/float_env.h"
+#include "base/struct_size.h"
 #include "expertd/permute.h"
 #include "moe/convert.h"
 #include "moe/flow.h"
@@ -14,10 +15,10 @@
 #define ALIGN_FLOATS 16u
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
-void ep_unpermute_args_init(ep_unpermute_args *out_args)
+void ep_unpermute_args_init_sized(ep_unpermute_args *out_args, size_t struct_bytes)
 {
-    *out_args = (ep_unpermute_args){
-        .struct_bytes = sizeof(*out_args), .dtype = EP_DTYPE_BF16, .out_dtype = EP_DTYPE_BF16};
+    const ep_unpermute_args args = {.dtype = EP_DTYPE_BF16, .out_dtype = EP_DTYPE_BF16};
+    ep_struct_init(out_args, struct_bytes, &args, sizeof(args));
 }
 
 /* The sum, a row widened and a bias widened. */
@@ -37,10 +38,6 @@ static ep_err check_fields(const ep_unpermute_args *a, ep_error *out_error)
                   {"rows_count", a->rows_count, 0, INT32_MAX},
                   {"order", a->order, EP_PERMUTE_BY_TOKEN, EP_PERMUTE_BY_CHOICE},
                   {"experts", a->bias != NULL ? a->experts : 1, 1, EP_EXPERTS_MAX}};
-    if (a->struct_bytes != sizeof(*a)) {
-        return BAD("struct_bytes is %" PRIu32 ": this library expects %zu", a->struct_bytes,
-                   sizeof(*a));
-    }
     for (size_t i = 0; i < EP_ARRAY_COUNT(fields); i++) {
         if (fields[i].value < fields[i].min || fields[i].value > fields[i].max) {
             return BAD("%s is %" PRIu64 ": allowed %" PRIu64 "..%" PRIu64, fields[i].name,
@@ -162,10 +159,16 @@ static EP_FLOAT_WORK void sum_tokens(const ep_unpermute_args *args, float *sum, 
     }
 }
 
-ep_err ep_moe_unpermute(const ep_unpermute_args *args, void *workspace, size_t workspace_bytes,
+ep_err ep_moe_unpermute(const ep_unpermute_args *given, void *workspace, size_t workspace_bytes,
                         ep_error *out_error)
 {
-    ep_err err = check_fields(args, out_error);
+    ep_unpermute_args taken;
+    const ep_unpermute_args *args = &taken;
+    ep_err err = ep_struct_in("args", given, EP_STRUCT_UPTO(ep_unpermute_args, out), &taken,
+                              sizeof(taken), out_error);
+    if (err == EP_OK) {
+        err = check_fields(args, out_error);
+    }
     if (err == EP_OK) {
         err = check_tensors(args, out_error);
     }

@@ -27,8 +27,10 @@
  *            fails for it. Who decides, first to last:
  *            the call's argument (mode); the client's configuration (hedge_permille); the policy of
  *            the service; the coordinator's configuration; the default.
- * Structs    set struct_bytes by the _init function first; then change fields. Unset pointers are
- *            NULL.
+ * Structs    set struct_bytes by _init first; then change fields. Unset pointers are NULL. _init
+ * tells the library the size that your compiler knows (a program without this header calls
+ *            _init_sized with it). A library with more fields takes its defaults for them; one
+ *            with fewer gives UNIMPLEMENTED where a field it lacks is not 0.
  *            Structs the library fills: set struct_bytes to sizeof, no more than that is written
  *            (0: this version's size).
  */
@@ -79,7 +81,8 @@ typedef struct ep_client_config {
     const char *lanes;
 } ep_client_config;
 
-EP_API void ep_client_config_init(ep_client_config *out_config);
+EP_API void ep_client_config_init_sized(ep_client_config *out_config, size_t struct_bytes);
+#define ep_client_config_init(config) ep_client_config_init_sized((config), sizeof(*(config)))
 
 /* Begins connecting and returns. Strings are copied. Errors: INVALID_ARGUMENT (field named),
  * NO_MEMORY. */
@@ -245,7 +248,8 @@ typedef struct ep_moe_args {
     uint32_t step_group_size;
     bool want_timing; /* nodes tell queue and compute times in their replies */
 } ep_moe_args;
-EP_API void ep_moe_args_init(ep_moe_args *out_args);
+EP_API void ep_moe_args_init_sized(ep_moe_args *out_args, size_t struct_bytes);
+#define ep_moe_args_init(args) ep_moe_args_init_sized((args), sizeof(*(args)))
 
 typedef struct ep_moe_result {
     uint32_t struct_bytes;

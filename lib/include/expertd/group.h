@@ -103,7 +103,8 @@ typedef struct ep_group_config {
     const char *host;
 } ep_group_config;
 
-EP_API void ep_group_config_init(ep_group_config *out_config);
+EP_API void ep_group_config_init_sized(ep_group_config *out_config, size_t struct_bytes);
+#define ep_group_config_init(config) ep_group_config_init_sized((config), sizeof(*(config)))
 /*
  * Meets the other ranks and connects to each; returns when all are there. Errors: INVALID_ARGUMENT
  * (field named), UNAVAILABLE (address in use), DEADLINE_EXCEEDED naming the ranks that are missing,
@@ -195,7 +196,8 @@ typedef struct ep_group_params {
     bool allow_duplicates; /* a token may name an expert twice (native only) */
 } ep_group_params;
 
-EP_API void ep_group_params_init(ep_group_params *out_params);
+EP_API void ep_group_params_init_sized(ep_group_params *out_params, size_t struct_bytes);
+#define ep_group_params_init(params) ep_group_params_init_sized((params), sizeof(*(params)))
 
 /* ---- dispatch ---- */
 
@@ -235,7 +237,8 @@ typedef struct ep_moe_dispatch_args {
     ep_tensor expand_scales;
 } ep_moe_dispatch_args;
 
-EP_API void ep_moe_dispatch_args_init(ep_moe_dispatch_args *out_args);
+EP_API void ep_moe_dispatch_args_init_sized(ep_moe_dispatch_args *out_args, size_t struct_bytes);
+#define ep_moe_dispatch_args_init(args) ep_moe_dispatch_args_init_sized((args), sizeof(*(args)))
 /*
  * Checks parameters, shapes and buffer sizes; looks at no data. *out_workspace_bytes is what
  * ep_moe_dispatch needs.
@@ -308,8 +311,10 @@ typedef struct ep_moe_add_rms_norm {
     ep_tensor x;          /* out, expand_x's type [T,H] or [T,1,H]: the sum; absent: not wanted */
 } ep_moe_add_rms_norm;
 
-EP_API void ep_moe_combine_args_init(ep_moe_combine_args *out_args);
-EP_API void ep_moe_add_rms_norm_init(ep_moe_add_rms_norm *out_norm);
+EP_API void ep_moe_combine_args_init_sized(ep_moe_combine_args *out_args, size_t struct_bytes);
+#define ep_moe_combine_args_init(args) ep_moe_combine_args_init_sized((args), sizeof(*(args)))
+EP_API void ep_moe_add_rms_norm_init_sized(ep_moe_add_rms_norm *out_norm, size_t struct_bytes);
+#define ep_moe_add_rms_norm_init(norm) ep_moe_add_rms_norm_init_sized((norm), sizeof(*(norm)))
 /* norm NULL: for ep_moe_combine; else for ep_moe_combine_add_rms_norm. Errors as for
  * ep_moe_dispatch_prepare. */
 EP_API ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,

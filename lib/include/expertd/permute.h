@@ -50,7 +50,8 @@ typedef struct ep_permute_config {
     ep_permute_counts counts;
     ep_dtype dtype; /* of rows: f32, bf16, f16, i8 */
 } ep_permute_config;
-EP_API void ep_permute_config_init(ep_permute_config *out_config);
+EP_API void ep_permute_config_init_sized(ep_permute_config *out_config, size_t struct_bytes);
+#define ep_permute_config_init(config) ep_permute_config_init_sized((config), sizeof(*(config)))
 
 typedef struct ep_permute_in {
     uint32_t struct_bytes;
@@ -124,7 +125,8 @@ typedef struct ep_unpermute_args {
     const int32_t *ids; /* [T,K] by token, with bias */
     void *out;          /* [T,H] */
 } ep_unpermute_args;
-EP_API void ep_unpermute_args_init(ep_unpermute_args *out_args);
+EP_API void ep_unpermute_args_init_sized(ep_unpermute_args *out_args, size_t struct_bytes);
+#define ep_unpermute_args_init(args) ep_unpermute_args_init_sized((args), sizeof(*(args)))
 EP_API size_t ep_unpermute_workspace_bytes(const ep_unpermute_args *args);
 /* Errors as ep_moe_permute; slot_rows at or above rows_count are refused before anything is
  * written. */

@@ -548,7 +548,7 @@ Test(client_forward, logits_give_what_gate_and_forward_give)
 }
 
 /* Behind the smaller struct of a caller built with an older library there may be nothing. */
-Test(client_forward, a_gate_of_another_size_is_refused_unread)
+Test(client_forward, a_gate_of_an_older_caller_is_read_no_further)
 {
     float logits[20 * 8] = {0};
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), smaller = sizeof(ep_gate_config) - 8;
@@ -568,9 +568,8 @@ Test(client_forward, a_gate_of_another_size_is_refused_unread)
     args.expert_ids = ep_tensor_none();
     args.expert_scales = ep_tensor_none();
     ep_tensor l = ep_tensor_2d(logits, EP_DTYPE_F32, 20, 8);
-    cr_assert_eq(ep_moe_forward_logits(h.client, &args, older, &l, &b.out_tensor, &result),
-                 EP_ERR_INVALID_ARGUMENT);
-    ASSERT_TEXT(result.error, "struct_bytes of the gate is");
+    cr_assert_eq(ep_moe_forward_logits(h.client, &args, older, &l, &b.out_tensor, &result), EP_OK,
+                 "%s", result.error.text);
     batch_free(&b);
     harness_close(&h);
     munmap(pages, 2 * page);

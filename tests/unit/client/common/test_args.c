@@ -40,7 +40,8 @@ static void good(void)
 
 static ep_err run(void)
 {
-    ep_err err = ep_args_check(&args, &out, &error);
+    ep_moe_args taken;
+    ep_err err = ep_args_take(&args, &out, &taken, &error);
     return err != EP_OK ? err : ep_call_spec_fill(&args, &out, "demo", &shape, &spec, &error);
 }
 
@@ -94,9 +95,9 @@ Test(args, structs_and_strings)
     text[299] = 0;
     good();
     args.struct_bytes = 12;
-    bad(EP_ERR_INVALID_ARGUMENT, "struct_bytes 12");
-    args.struct_bytes = sizeof(args) + 8;
-    bad(EP_ERR_UNIMPLEMENTED, "struct_bytes");
+    bad(EP_ERR_INVALID_ARGUMENT, "struct_bytes of args is 12");
+    args.struct_bytes = UINT32_MAX;
+    bad(EP_ERR_INVALID_ARGUMENT, "struct_bytes of args is 4294967295");
     args.model = NULL;
     bad(EP_ERR_INVALID_ARGUMENT, "model is not set");
     args.model = text;
