@@ -87,10 +87,10 @@ ep_err ep_client_create(const ep_client_config *given, ep_client **out_client, e
     ep_err err = ep_struct_in("config", given, EP_STRUCT_UPTO(ep_client_config, node_urls_count),
                               &config, sizeof(config), out_error);
     if (err == EP_OK) {
-        err = ep_client_config_check(&config, out_error);
+        err = ep_stream_lane_read_environment(out_error); /* decides what the check refuses */
     }
     if (err == EP_OK) {
-        err = ep_stream_lane_read_environment(out_error);
+        err = ep_client_config_check(&config, out_error);
     }
     if (err != EP_OK) {
         return err;
@@ -238,6 +238,8 @@ static void describe_layer(const ep_routing_layer *layer, ep_layer_desc *out_lay
                                  .shared_experts = shape->shared_experts,
                                  .top_k = shape->top_k,
                                  .copies_min = least == UINT32_MAX ? 0 : least};
+    snprintf(out_layer->activation, sizeof(out_layer->activation), "%s",
+             ep_activation_name(shape->activation));
 }
 
 ep_err ep_client_layer(ep_client *client, const char *model, const char *version,

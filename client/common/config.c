@@ -8,6 +8,7 @@
 #include "base/cpu_features.h"
 #include "base/struct_size.h"
 #include "moe/routing_table.h"
+#include "transport/transport.h"
 
 #define NODE_URLS_MAX EP_NODES_MAX
 #define KIB ((uint64_t)1024)
@@ -64,6 +65,10 @@ static ep_err check_urls(const ep_client_config *config, ep_error *out_error)
         if (config->node_urls[i] == NULL) {
             return BAD("node_urls[%zu] is NULL", i);
         }
+        ep_err err = ep_lane_check_fork(config->node_urls[i], out_error);
+        if (err != EP_OK) {
+            return err;
+        }
         if (lacks_server_name(config, config->node_urls[i])) {
             return BAD("node_urls[%zu] %s needs tls_ca_file and tls_server_name", i,
                        config->node_urls[i]);
@@ -74,7 +79,7 @@ static ep_err check_urls(const ep_client_config *config, ep_error *out_error)
             }
         }
     }
-    return EP_OK;
+    return has_nodes ? EP_OK : ep_lane_check_fork(config->coordinator_url, out_error);
 }
 
 /* The environment's word on lanes; NULL none. */

@@ -16,10 +16,16 @@ static uint64_t first_id;
 static uint64_t next_id;
 static pthread_once_t next_id_once = PTHREAD_ONCE_INIT;
 
-static void next_id_init(void)
+static void next_id_renew(void)
 {
     first_id = (ep_random_id() | 1) << 32 | 1;
     next_id = first_id;
+}
+
+static void next_id_init(void)
+{
+    next_id_renew();
+    pthread_atfork(NULL, NULL, next_id_renew); /* a forked child is another instance */
 }
 
 ep_rpc_call_id ep_rpc_call_id_next(void)

@@ -55,6 +55,8 @@ ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg,
 
 /* Counts what needs the lanes' threads: connections, listeners, dials. */
 void ep_lane_hold(void);
+/* In a forked child: what the parent holds is not there. */
+void ep_lane_holds_forget(void);
 void ep_lane_drop(void);
 /* Waits until nothing is held; false: not within wait_ms. */
 bool ep_lane_wait_dropped(uint32_t wait_ms);

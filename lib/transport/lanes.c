@@ -106,6 +106,11 @@ const ep_lane_ops *ep_lane_for_url(const char *url)
     return more != NULL && serves(more, url) ? more : NULL;
 }
 
+ep_err ep_lane_check_fork(const char *url, ep_error *out_error)
+{
+    return ep_lane_for_url(url) == &ep_nng_stream_lane ? ep_nng_check_fork(out_error) : EP_OK;
+}
+
 void ep_transport_fini(void)
 {
     if (ep_lane_wait_dropped(FINI_WAIT_MS)) { /* else the threads stay: they may yet be needed */

@@ -256,6 +256,8 @@ typedef struct ep_stream_lane_stats {
     uint64_t polls_total; /* looks of busy polling */
 } ep_stream_lane_stats;
 void ep_stream_lane_read_stats(ep_stream_lane_stats *out_stats);
+/* FAILED_PRECONDITION where the URL's lane cannot work because this process was forked. */
+ep_err ep_lane_check_fork(const char *url, ep_error *out_error);
 /* The lane that serves a URL's scheme; NULL when none does. */
 const ep_lane_ops *ep_lane_for_url(const char *url);
 

@@ -16,8 +16,11 @@
  *            library's, one timer thread and two that work on what it finds due; while a node that
  *            left the table is being disconnected there is one more. LIBEXPERTD_STREAM_LANE (uv,
  *            nng) and LIBEXPERTD_BUSY_POLL_US in the environment choose how tcp:// is carried.
- *            After fork() every call in the child returns EP_ERR_FAILED_PRECONDITION, except
- *            ep_client_destroy, which does nothing there.
+ *            After fork() every call in the child with a client of the parent returns
+ *            EP_ERR_FAILED_PRECONDITION, except ep_client_destroy, which does nothing there. The
+ *            child makes a client of its own, the parent goes on. nng's threads do not survive a
+ *            fork: in a child of a process that has used tls+tcp:// or the nng lane,
+ *            ep_client_create for such a URL returns EP_ERR_FAILED_PRECONDITION.
  * Floats     the library rounds to nearest and keeps denormals whatever the float environment of
  *            the calling thread (FTZ, DAZ, rounding, traps), and leaves that as it was.
  * Callbacks  run on the library's threads, never inside the call that began them; they may begin
@@ -115,11 +118,14 @@ typedef struct ep_layer_desc {
     uint32_t shared_experts;
     uint32_t top_k;
     uint32_t copies_min; /* copies of the expert that has fewest */
+    char activation[32]; /* "silu", "swiglu_oai"...; its numbers are the model's, see version */
 } ep_layer_desc;
 
 typedef struct ep_model_desc {
     uint32_t struct_bytes;
     char name[128];
+    /* a hash of the model's config and of its weights' identity: equal on both sides, the same
+     * model */
     char version[32];
     char numerics[96]; /* pinned id, "" none yet */
     uint32_t layers_count;

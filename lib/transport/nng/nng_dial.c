@@ -95,7 +95,7 @@ ep_err ep_nng_dial(const ep_lane_ops *lane, const ep_lane_address *address,
     ep_lane_dial *dial;
     ep_err err = ep_address_read_stream(address, true, &to, out_error);
     if (err == EP_OK) {
-        err = ep_lane_worker_start(&ep_nng_reaper, out_error);
+        err = ep_nng_start(out_error);
     }
     if (err == EP_OK) {
         err = ep_lane_dial_create(sizeof(stream_dial), lane, address, limits, on_dial, arg, &dial,

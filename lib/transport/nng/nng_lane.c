@@ -2,6 +2,7 @@
 /* The nng-stream lane: tcp and tls+tcp through nng's stream sockets with our own framing. */
 #include "transport/nng/nng_lane.h"
 
+#include "transport/lane_common.h"
 #include "transport/lanes.h"
 
 /*
@@ -16,6 +17,42 @@ void ep_nng_fini(void)
     if (!ep_nng_tls_was_used()) {
         nng_fini();
     }
+}
+
+static bool in_child; /* atomic */
+
+static void after_fork_in_child(void)
+{
+    __atomic_store_n(&in_child, true, __ATOMIC_RELAXED);
+    ep_lane_holds_forget();
+}
+
+static void hook_fork(void)
+{
+    pthread_atfork(NULL, NULL, after_fork_in_child);
+}
+
+ep_err ep_nng_check_fork(ep_error *out_error)
+{
+    return !__atomic_load_n(&in_child, __ATOMIC_RELAXED)
+               ? EP_OK
+               : ep_error_set(
+                     out_error, EP_ERR_FAILED_PRECONDITION,
+                     "this process was forked from one that used nng, whose threads are not "
+                     "here and cannot be started again: fork before the first client of "
+                     "tls+tcp:// or of LIBEXPERTD_STREAM_LANE=nng is made, or start a new "
+                     "program (exec; in Python, multiprocessing's spawn)");
+}
+
+ep_err ep_nng_start(ep_error *out_error)
+{
+    static pthread_once_t hooked = PTHREAD_ONCE_INIT;
+    ep_err err = ep_nng_check_fork(out_error);
+    if (err == EP_OK) {
+        pthread_once(&hooked, hook_fork);
+        err = ep_lane_worker_start(&ep_nng_reaper, out_error);
+    }
+    return err;
 }
 
 static const char *const schemes[] = {"tcp", "tls+tcp", NULL};

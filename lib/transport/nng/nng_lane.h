@@ -35,6 +35,10 @@ ep_err ep_nng_conn_create(const ep_lane_ops *lane, nng_stream *taken_stream,
                           ep_conn **out_conn);
 ep_err ep_nng_conn_send(ep_conn *conn, ep_send *send);
 
+/* nng_lane.c */
+/* Before anything of nng. Errors: IO; FAILED_PRECONDITION in a child of a process that used nng. */
+ep_err ep_nng_start(ep_error *out_error);
+
 /* nng_listener.c, nng_dial.c */
 ep_err ep_nng_listen(const ep_lane_ops *lane, const ep_lane_address *address,
                      const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,

@@ -238,7 +238,7 @@ ep_err ep_nng_listen(const ep_lane_ops *lane, const ep_lane_address *address,
     ep_lane_listener *listener;
     ep_err err = ep_address_read_stream(address, true, &at, out_error);
     if (err == EP_OK) {
-        err = ep_lane_worker_start(&ep_nng_reaper, out_error);
+        err = ep_nng_start(out_error);
     }
     if (err == EP_OK) {
         err = ep_lane_listener_create(sizeof(stream_listener), lane, address, limits, on_accept,

@@ -47,6 +47,7 @@ typedef enum receive_step { RECEIVE_IDLE, RECEIVE_MORE, RECEIVE_WAITS, RECEIVE_E
 typedef struct shm_conn {
     ep_lane_conn lane;
     shm_loop *loop;
+    uint32_t forks; /* of the process that has it */
     shm_held socket;
     shm_source source;
     ep_lane_job job;   /* posted with a reference */
@@ -215,7 +216,7 @@ ep_err ep_shm_conn_send(ep_conn *base, ep_send *send)
     if (err != EP_OK) {
         return err;
     }
-    if (ep_shm_in_child()) {
+    if (conn->forks != ep_shm_forks()) {
         return EP_ERR_CLOSED;
     }
     bool bell = false;
@@ -535,5 +536,6 @@ ep_err ep_shm_conn_create(const ep_lane_ops *lane, int taken_socket, shm_memory 
         ep_lane_conn_abandon(&conn->lane);
         return EP_ERR_IO;
     }
+    conn->forks = ep_shm_forks();
     return EP_OK;
 }

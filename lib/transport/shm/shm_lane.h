@@ -80,8 +80,9 @@ void ep_shm_loop_unwatch(shm_loop *loop, int fd);
 void ep_shm_held_add(shm_held *held, int fd);
 /* Closes it here. No-op when it holds none. */
 void ep_shm_held_close(shm_held *held);
-/* This is a forked child: nothing of the lane works here. */
-bool ep_shm_in_child(void);
+/* How many forks lie between this process and the one that loaded the library: what was made at
+ * another number belongs to an ancestor, and nothing of it works here. */
+uint32_t ep_shm_forks(void);
 
 /* ---- shm_memory.c ---- */
 typedef struct shm_memory {

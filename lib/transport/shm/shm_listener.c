@@ -21,6 +21,7 @@ typedef struct shm_listener {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     shm_loop *loop;
+    uint32_t forks; /* of the process that has it */
     shm_source source;
     ep_lane_job end;
     ep_lane_job retry; /* after a pause */
@@ -237,6 +238,7 @@ ep_err ep_shm_listen(const ep_lane_ops *lane, const ep_lane_address *address,
         return err;
     }
     *out_listener = &listener->base; /* on_accept may need it */
+    l->forks = ep_shm_forks();
     if (ep_shm_loop_watch(l->loop, l->socket.fd, &l->source, EPOLLIN | EPOLLET) != EP_OK) {
         *out_listener = NULL;
         err = ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
@@ -249,7 +251,7 @@ ep_err ep_shm_listen(const ep_lane_ops *lane, const ep_lane_address *address,
 void ep_shm_listener_close(ep_listener *base)
 {
     shm_listener *l = (shm_listener *)base;
-    if (ep_shm_in_child()) {
+    if (l->forks != ep_shm_forks()) {
         return; /* the name and the thread are the parent's */
     }
     pthread_mutex_lock(&l->lock);

@@ -22,12 +22,20 @@
 #define EVENTS_MAX 64
 #define LAZY_NS (1 * EP_NS_PER_MS)
 
-static struct {
+typedef struct shm_lane {
     pthread_mutex_t lock;
     uint32_t loops_count; /* 0: not started */
     uint32_t next;        /* atomic */
     shm_loop loops[SHM_LOOPS_MAX];
-} lane = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} shm_lane;
+
+#define LANE_AT_REST                                                                               \
+    (shm_lane)                                                                                     \
+    {                                                                                              \
+        .lock = PTHREAD_MUTEX_INITIALIZER                                                          \
+    }
+
+static shm_lane lane = LANE_AT_REST;
 
 /* ---- descriptors that forked children must not keep ---- */
 
@@ -35,7 +43,7 @@ static struct {
     pthread_mutex_t lock;
     pthread_once_t once;
     shm_held *first;
-    bool in_child; /* atomic */
+    uint32_t forks; /* atomic */
 } helds = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
 
 static void before_fork(void)
@@ -48,14 +56,17 @@ static void after_fork_in_parent(void)
     pthread_mutex_unlock(&helds.lock);
 }
 
+/* What there is belongs to the parent: the child begins with a lane at rest. */
 static void after_fork_in_child(void)
 {
-    __atomic_store_n(&helds.in_child, true, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&helds.forks, 1, __ATOMIC_RELAXED);
     for (shm_held *held = helds.first; held != NULL; held = held->next) {
         close(held->fd);
         held->fd = -1; /* the number may soon be another file's */
     }
     helds.first = NULL;
+    lane = LANE_AT_REST; /* some of those are its own */
+    ep_lane_holds_forget();
     pthread_mutex_unlock(&helds.lock);
 }
 
@@ -64,9 +75,9 @@ static void hook_fork(void)
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-bool ep_shm_in_child(void)
+uint32_t ep_shm_forks(void)
 {
-    return __atomic_load_n(&helds.in_child, __ATOMIC_RELAXED);
+    return __atomic_load_n(&helds.forks, __ATOMIC_RELAXED);
 }
 
 void ep_shm_held_add(shm_held *held, int fd)
@@ -311,8 +322,8 @@ ep_err ep_shm_loops_start(ep_error *out_error)
                                                      "ep-shm-3"};
     pthread_once(&helds.once, hook_fork);
     pthread_mutex_lock(&lane.lock);
-    ep_err err = ep_shm_in_child() ? EP_ERR_FAILED_PRECONDITION : EP_OK;
-    if (err == EP_OK && lane.loops_count == 0) {
+    ep_err err = EP_OK;
+    if (lane.loops_count == 0) {
         uint32_t wanted = loops_wanted();
         while (err == EP_OK && lane.loops_count < wanted) {
             err = loop_open(&lane.loops[lane.loops_count], names[lane.loops_count]);
@@ -325,9 +336,7 @@ ep_err ep_shm_loops_start(ep_error *out_error)
     pthread_mutex_unlock(&lane.lock);
     return err == EP_OK
                ? EP_OK
-               : ep_error_set(out_error, err,
-                              "cannot start the threads of the shared-memory lane%s",
-                              err == EP_ERR_FAILED_PRECONDITION ? " in a forked child" : "");
+               : ep_error_set(out_error, err, "cannot start the threads of the shared-memory lane");
 }
 
 shm_loop *ep_shm_loop_first(void)
@@ -342,9 +351,7 @@ shm_loop *ep_shm_loop_next(void)
 
 void ep_shm_fini(void)
 {
-    if (!ep_shm_in_child()) {
-        pthread_mutex_lock(&lane.lock);
-        stop_loops();
-        pthread_mutex_unlock(&lane.lock);
-    }
+    pthread_mutex_lock(&lane.lock);
+    stop_loops();
+    pthread_mutex_unlock(&lane.lock);
 }

@@ -33,13 +33,21 @@ struct ep_uv_loop_worker {
     bool stopping;
 };
 
-static struct {
+typedef struct uv_lane {
     pthread_mutex_t lock;
     bool running;
     uint32_t count;
     ep_uv_loop_worker workers[WORKERS_MAX];
-} lane = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} uv_lane;
 
+#define LANE_AT_REST                                                                               \
+    (uv_lane)                                                                                      \
+    {                                                                                              \
+        .lock = PTHREAD_MUTEX_INITIALIZER                                                          \
+    }
+
+static uv_lane lane = LANE_AT_REST;
+static pthread_once_t hooked = PTHREAD_ONCE_INIT;
 static uint32_t next_worker;                /* atomic */
 static uint64_t busy_poll_ns;               /* atomic */
 static uint64_t polls;                      /* atomic */
@@ -185,6 +193,19 @@ static void worker_stop(ep_uv_loop_worker *worker)
     pthread_mutex_destroy(&worker->lock);
 }
 
+/* Threads, loops and connections are the parent's: the child begins with none of its own. */
+static void after_fork_in_child(void)
+{
+    lane = LANE_AT_REST;
+    current = NULL;
+    ep_lane_holds_forget();
+}
+
+static void hook_fork(void)
+{
+    pthread_atfork(NULL, NULL, after_fork_in_child);
+}
+
 /* Two at least: bulk traffic on one connection must not delay another's small frames. More help
  * only where cores are many. */
 static uint32_t wanted_workers(void)
@@ -196,6 +217,7 @@ static uint32_t wanted_workers(void)
 ep_err ep_uv_loop_workers_start(ep_error *out_error)
 {
     ep_err err = EP_OK;
+    pthread_once(&hooked, hook_fork);
     pthread_mutex_lock(&lane.lock);
     if (!lane.running) {
         uint32_t wanted = wanted_workers();

@@ -622,6 +622,7 @@ Test(client_forward, describes_models_and_layers)
     cr_assert_eq(layer.experts, 8);
     cr_assert_eq(layer.shared_experts, 1);
     cr_assert_eq(layer.copies_min, 2);
+    cr_assert_str_eq(layer.activation, "silu");
     cr_assert_eq(ep_client_layer(h.client, FAKE_MODEL, "v2", 0, &layer), EP_ERR_NOT_FOUND);
     cr_assert_eq(ep_client_layer(h.client, FAKE_MODEL, NULL, 1, &layer), EP_ERR_NOT_FOUND);
     cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * abi_program COORDINATOR_URL: uses every struct that has struct_bytes, each at the end of a page
+ * structs COORDINATOR_URL: uses every struct that has struct_bytes, each at the end of a page
  * with nothing behind it, and prints what came. Compiled against the headers as they are, and
  * against those of reshape_headers.py.
  */
@@ -197,7 +197,7 @@ typedef struct buffers {
 
 static void run_group(void)
 {
-    static const char *const urls[] = {"loopback://abi"};
+    static const char *const urls[] = {"loopback://structs"};
     static buffers b;
     ep_group *group = NULL;
     ep_group_plan *plan = NULL;

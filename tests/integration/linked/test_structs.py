@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""test_abi.py BUILD SOURCE SAME SHORTER LONGER: one program, built against the headers as they are, against older and against newer ones, gets the same
+"""test_structs.py BUILD SOURCE SAME SHORTER LONGER: one program, built against the headers as they are, against older and against newer ones, gets the same
 from this library, and the library touches nothing behind its structs."""
 import os, sys
 
