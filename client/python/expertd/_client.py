@@ -1,0 +1,648 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Client, its calls, and what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import ctypes
+import itertools
+import os
+import threading
+import time
+import weakref
+from ctypes import byref, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass, fields
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+
+from . import _c, _tensors, errors
+from ._c import lib
+
+_SLICE_US = 50_000  # waits in the main thread are cut into such, so that Ctrl-C is seen
+_WORDS = {"mode": "EP_MOE_MODE", "result": "EP_MOE_RESULT", "weight_on": "EP_MOE_WEIGHT_ON_", "shared_source": "EP_MOE_SHARED_", "nan_policy": "EP_MOE_NAN_",
+          "const_rule": "EP_MOE_CONST_", "comm_alg": "EP_MOE_COMM_", "combine_at": "EP_MOE_COMBINE_AT", "dispatch_quant": "EP_MOE_DISPATCH_",
+          "combine_quant": "EP_MOE_COMBINE_QUANT"}
+_TENSORS = ("x_scales", "active_mask", "partial_slots", "shared", "const_alpha1", "const_alpha2", "const_v", "smooth_scales")
+_INTEGERS = {"zero_experts": 32, "copy_experts": 32, "const_experts": 32, "step_group": 64, "step_group_size": 32}
+_BOOLS = ("allow_duplicates", "allow_missing", "want_timing")
+
+
+@dataclass(frozen=True)
+class Tls:
+    """For tls+tcp:// URLs: PEM files, and the name in the service's certificate."""
+
+    ca_file: str
+    server_name: str
+    cert_key_file: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    layer: int
+    hidden: int
+    inner: int
+    experts: int
+    shared_experts: int
+    top_k: int
+    copies_min: int  # copies of the expert that has fewest
+    activation: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """version is a hash of the config and of the weights' identity: equal versions, the same model. numerics: "" until one is pinned."""
+
+    name: str
+    version: str
+    numerics: str
+    is_default: bool
+    layers: Tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """Waits for one node in calls with want_timing, microseconds."""
+
+    node: str
+    frames: int
+    wait_us: int
+    wire_us: int
+    queue_us: int
+    compute_us: int
+    wait_max_us: int
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters since the client was made."""
+
+    calls: int
+    calls_failed: int
+    frames_sent: int
+    frames_rerouted: int
+    late_replies: int
+    nonfinite_rows: int
+    bytes_sent: int
+    bytes_received: int
+    buffer_bytes_lent: int
+    buffer_allocations: int
+    hedged_frames: int
+    buffer_bytes_peak: int
+
+
+@dataclass(frozen=True)
+class Health:
+    """ready: a routing table is there and each model's every expert has a copy. epoch: (term, number) of the table, or None."""
+
+    ready: bool
+    epoch: Optional[Tuple[int, int]]
+    models: Tuple[Model, ...]
+    nodes: Tuple[Node, ...]
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a call tells beside its rows; times in microseconds. missing_slots: numbers t * K + k, with allow_missing."""
+
+    mode: str
+    nodes: int
+    frames: int
+    rerouted_frames: int
+    hedged_frames: int
+    missing_slots: Tuple[int, ...]
+    epoch_term: int
+    epoch_number: int
+    bytes_sent: int
+    bytes_received: int
+    numerics: str
+    comm_alg: str
+    combine_at: str
+    total_us: int
+    pack_us: int
+    wire_us: int
+    queue_us: int
+    compute_us: int
+    combine_us: int
+
+
+# ---- from Python's values to C's ----
+
+
+def _integer(name: str, value: Any, bits: int, least: int = 0) -> int:
+    try:
+        number = value.__index__()
+    except AttributeError:
+        raise TypeError(f"{name} is a {type(value).__name__}: allowed is an integer") from None
+    if not least <= number < 1 << bits:
+        raise ValueError(f"{name} is {number}: allowed {least}..{(1 << bits) - 1}")
+    return number
+
+
+def _microseconds(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is a {type(value).__name__}: allowed is a number of seconds")
+    if not 0 < value < 4294:
+        raise ValueError(f"{name} is {value}: allowed more than 0 and less than 4294 seconds")
+    return max(1, int(value * 1e6))
+
+
+def _text(name: str, value: Any) -> Optional[bytes]:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a {type(value).__name__}: allowed is a string")
+    if "\0" in value:
+        raise ValueError(f"{name} is {value!r}: allowed are strings without a zero")
+    return value.encode()
+
+
+def _bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is a {type(value).__name__}: allowed are True and False")
+    return value
+
+
+def _word(name: str, value: Any, words: Dict[str, int]) -> int:
+    if not isinstance(value, str) or value not in words:
+        raise ValueError(f"{name} is {value!r}: allowed are {', '.join(map(repr, words))}")
+    return words[value]
+
+
+def _name_of(kind: str, number: int) -> str:
+    return next((word for word, n in _c.ENUMS[kind].items() if n == number), str(number))
+
+
+def _plain(kind: type, struct: ctypes.Structure, **more: Any) -> Any:
+    """A dataclass from the struct's fields of the same names."""
+    values = {f.name: getattr(struct, f.name) for f in fields(kind) if f.name not in more}
+    return kind(**{k: v.decode(errors="replace") if isinstance(v, bytes) else v for k, v in values.items()}, **more)
+
+
+class _Request:
+    """The C side of one call, and all that must outlive it."""
+
+    def __init__(self, model: str, layer: int, x: Any, expert_ids: Any, expert_scales: Any, out: Any, *, dtype: Optional[str] = None,
+                 out_dtype: Optional[str] = None, version: Optional[str] = None, deadline: Optional[float] = None, wire_dtype: Optional[str] = None,
+                 x_abs_max: float = 0.0, traceparent: Optional[str] = None, tenant: Optional[str] = None, with_result: bool = False, **more: Any):
+        if dtype not in (None, "bf16"):
+            raise ValueError(f"dtype is {dtype!r}: allowed are None and 'bf16', what elements of uint16 are")
+        if out_dtype not in (None, "bf16", "f16", "f32"):
+            raise ValueError(f"out_dtype is {out_dtype!r}: allowed are None (x's), 'bf16', 'f16', 'f32'")
+        if wire_dtype is not None:
+            _word("wire_dtype", wire_dtype, {"bf16": 1, "f16": 2, "f32": 3})
+        self.args, self.keep, self.with_result = _c.MoeArgs(), [], _bool("with_result", with_result)
+        a = self.args
+        lib.ep_moe_args_init_sized(byref(a), ctypes.sizeof(a))
+        if model is None:
+            raise TypeError("model is None: allowed is a string")
+        a.model, a.version, a.layer = _text("model", model), _text("version", version), _integer("layer", layer, 32)
+        a.traceparent, a.tenant = _text("traceparent", traceparent), _text("tenant", tenant)
+        a.deadline_us = 0 if deadline is None else _microseconds("deadline", deadline)
+        if isinstance(x_abs_max, bool) or not isinstance(x_abs_max, (int, float)):
+            raise TypeError(f"x_abs_max is a {type(x_abs_max).__name__}: allowed is a number")
+        a.wire_dtype, a.x_abs_max = _tensors.DTYPES[wire_dtype or "none"], x_abs_max
+        given = self._set("x", x, dtype)
+        if len(given.shape) != 2:
+            raise ValueError(f"x has rank {len(given.shape)}: allowed is 2, [T,H]")
+        self._set("expert_ids", expert_ids, None)
+        self._set("expert_scales", expert_scales, dtype)
+        for name, value in more.items():
+            if name in _TENSORS:
+                if value is not None:
+                    self._set(name, value, dtype)
+            elif name in _WORDS:
+                setattr(a, name, _word(name, value, _c.ENUMS[_WORDS[name]]))
+            elif name in _INTEGERS:
+                setattr(a, name, _integer(name, value, _INTEGERS[name]))
+            elif name in _BOOLS:
+                setattr(a, name, _bool(name, value))
+            else:
+                raise TypeError(f"there is no argument {name!r}: allowed are {', '.join(sorted([*_TENSORS, *_WORDS, *_INTEGERS, *_BOOLS]))} and those that "
+                                "Client.forward names")
+        slots = tuple(self.args.expert_ids.shape[:2])
+        self.missing = None
+        if a.allow_missing:
+            if not with_result:
+                raise ValueError("allow_missing without with_result: who is not told which rows are missing cannot tell zeros from them")
+            self.missing = (c_uint32 * (slots[0] * slots[1]))()
+            a.missing_slots, a.missing_slots_max = self.missing, len(self.missing)
+        if out is None:
+            shape = given.shape if a.result != _c.ENUMS["EP_MOE_RESULT"]["uncombined"] else (given.shape[0], slots[1], given.shape[-1])
+            kind = out_dtype or (given.dtype if given.dtype in ("bf16", "f16", "f32") else "f32")
+            out = _tensors.empty_like(x, shape, kind, dtype)
+        self.out = out
+        self.out_view = _tensors.view("out", out, dtype, writable=True)
+        if out_dtype is not None and self.out_view.dtype != out_dtype:
+            raise ValueError(f"out has type {self.out_view.dtype} and out_dtype is {out_dtype}: allowed is one of both, or the same")
+
+    def _set(self, name: str, array: Any, dtype: Optional[str]) -> _tensors.View:
+        view = _tensors.view(name, array, dtype)
+        setattr(self.args, name, view.tensor)
+        self.keep.append(view.keep)
+        return view
+
+    def answer(self, c: Any) -> Any:
+        if not self.with_result:
+            return self.out
+        missing = tuple(self.missing[: c.missing_count]) if self.missing is not None else ()
+        return self.out, _plain(Result, c, mode=_name_of("EP_MOE_MODE", c.mode), comm_alg=_name_of("EP_MOE_COMM_", c.comm_alg),
+                                combine_at=_name_of("EP_MOE_COMBINE_AT", c.combine_at), missing_slots=missing)
+
+
+# ---- calls under way ----
+
+_under_way: Dict[int, "_Flight"] = {}  # what the library may still touch lives at least so long
+_numbers = itertools.count(1)
+
+
+def _on_done(number: int, result: Any) -> None:
+    flight = _under_way.pop(number)
+    with flight.lock:
+        flight.call = None
+    flight.result = _c.MoeResult.from_buffer_copy(result.contents)
+    flight.tell()
+
+
+_on_done_c = _c.Done(_on_done)
+
+
+class _Flight:
+    """One call. tell() is called at its end, from a thread of the library."""
+
+    def __init__(self, client: "Client", request: _Request, tell: Any):
+        self.client, self.request, self.tell = client, request, tell
+        self.result, self.call, self.lock = None, None, threading.Lock()
+
+    def begin(self) -> None:
+        number, call, error = next(_numbers), c_void_p(), _c.CError()
+        _under_way[number] = self
+        with self.client._use as handle, self.lock:  # else the end could come before call is known
+            code = lib.ep_moe_forward_async(handle, byref(self.request.args), byref(self.request.out_view.tensor), _on_done_c, number, byref(call), byref(error))
+            self.call = call if code == 0 else None
+        if code != 0:
+            del _under_way[number]
+            raise errors.from_c(error)
+
+    def cancel(self) -> None:
+        with self.lock:  # the handle is there until its callback returns, which waits for this
+            if self.call is not None:
+                lib.ep_call_cancel(self.call)
+
+    def answer(self) -> Any:
+        if self.result.error.code != 0:
+            raise errors.from_c(self.result.error)
+        return self.request.answer(self.result)
+
+
+def _set_quietly(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _fly(client: "Client", request: _Request) -> Any:
+    loop = asyncio.get_running_loop()
+    ended: "asyncio.Future[None]" = loop.create_future()
+
+    def tell() -> None:
+        try:
+            loop.call_soon_threadsafe(_set_quietly, ended)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits
+
+    flight = _Flight(client, request, tell)
+    flight.begin()
+    return await _wait_ended(ended, flight)
+
+
+async def _wait_ended(ended: "asyncio.Future[None]", flight: Any) -> Any:
+    """Also a cancelled task waits for the call's end: until then the library may write to out."""
+    cancelled = False
+    while not ended.done():
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            cancelled = True
+            flight.cancel()
+    if cancelled:
+        raise asyncio.CancelledError
+    return flight.answer()
+
+
+class Prepared:
+    """A call with fixed buffers: nothing is allocated and no address changes from run to run. One run at a time, from one thread at a time.
+
+    run(n) and run_async(n) compute the first n tokens of the buffers (None: all) and return what Client.forward does; rows after them are not touched.
+    begin(n) and finish() are their two halves. Made by Client.prepare; a context manager.
+    """
+
+    def __init__(self, client: "Client", request: _Request):
+        self._request, self._client, self._result = request, client, _c.sized(_c.MoeResult)
+        self._handle, error = c_void_p(), _c.CError()
+        self._busy, self._alive = threading.Lock(), threading.Lock()  # of the thread that has the handle; of whoever cancels or closes
+        with client._use as handle:
+            if lib.ep_call_create(handle, byref(request.args), byref(request.out_view.tensor), byref(self._handle), byref(error)) != 0:
+                raise errors.from_c(error)
+        self._tokens = request.out_view.shape[0]
+        self._finalizer = weakref.finalize(self, _destroy_call, self._handle, request)
+        client._prepared.add(self)
+
+    @property
+    def out(self) -> Any:
+        return self._request.out
+
+    def begin(self, n: Optional[int] = None) -> None:
+        error, tokens = _c.CError(), _integer("n", self._tokens if n is None else n, 32)
+        with self._busy:
+            if lib.ep_call_begin(self._open(), tokens, byref(error)) != 0:
+                raise errors.from_c(error)
+
+    def finish(self) -> Any:
+        """Waits for the run. Ctrl-C cancels it."""
+        if threading.current_thread() is not threading.main_thread():
+            self._finish()  # no signal handler runs here
+            return self.answer()
+        ended = self._client._pool.submit(self._finish)
+        _wait_or_cancel(ended.done, ended.result, self.cancel)
+        ended.result()
+        return self.answer()
+
+    def run(self, n: Optional[int] = None) -> Any:
+        self.begin(n)
+        return self.finish()
+
+    async def run_async(self, n: Optional[int] = None) -> Any:
+        self.begin(n)
+        return await _wait_ended(asyncio.get_running_loop().run_in_executor(self._client._pool, self._finish), self)
+
+    def cancel(self) -> None:
+        """Any thread: the run under way ends with Cancelled, unless it has ended."""
+        with self._alive:
+            if self._finalizer.alive:
+                lib.ep_call_cancel(self._handle)
+
+    def close(self) -> None:
+        """A run under way is cancelled."""
+        if os.getpid() != self._client._pid:
+            return
+        self.cancel()
+        with self._busy, self._alive:
+            self._finalizer()
+
+    def _finish(self) -> None:
+        with self._busy:
+            lib.ep_call_finish(self._open(), byref(self._result))
+
+    def answer(self) -> Any:
+        """What finish returned last."""
+        if self._result.error.code != 0:
+            raise errors.from_c(self._result.error)
+        return self._request.answer(self._result)
+
+    def _open(self) -> c_void_p:
+        self._client._check_process()
+        if not self._finalizer.alive:
+            raise errors.Closed("the prepared call is closed")
+        return self._handle
+
+    def __enter__(self) -> "Prepared":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def _destroy_call(handle: c_void_p, _request: _Request) -> None:
+    lib.ep_call_destroy(handle)
+
+
+def _wait_or_cancel(is_over: Any, wait: Any, cancel: Any) -> None:
+    """Ctrl-C cancels, and is raised when the call is over: until then the library may write to out."""
+    interrupted = None
+    while not is_over():
+        try:
+            wait()
+        except KeyboardInterrupt as error:
+            interrupted = error
+            cancel()
+    if interrupted is not None:
+        raise interrupted
+
+
+class _Use:
+    """with client._use as handle: the client is not destroyed inside. For short calls of the library."""
+
+    def __init__(self, client_ref: Any):
+        self._client, self._changed, self._count, self._closed = client_ref, threading.Condition(threading.Lock()), 0, False
+
+    def __enter__(self) -> c_void_p:
+        client = self._client()
+        client._check_process()
+        with self._changed:
+            if self._closed:
+                raise errors.Closed("the client is closed")
+            self._count += 1
+        return client._handle
+
+    def __exit__(self, *_: Any) -> None:
+        with self._changed:
+            self._count -= 1
+            if self._closed:
+                self._changed.notify_all()
+
+    def close(self) -> bool:
+        """Waits until nobody is inside; False when it was closed before."""
+        with self._changed:
+            first, self._closed = not self._closed, True
+            self._changed.wait_for(lambda: self._count == 0)
+        return first
+
+
+class Client:
+    """Sends token batches to the experts of a service.
+
+    coordinator        "tcp://host:port", or "tls+tcp://host:port" with tls
+    nodes              instead of a coordinator: URLs of the nodes themselves
+    token              what the service knows this client by
+    tls                Tls(ca_file, server_name, cert_key_file)
+    wait               seconds to wait until a table is there and nodes are connected; None: return at once
+    deadline           seconds of a call that names none
+    numerics, buffer_bytes_max, calls_max, prefill_window_tokens, chunk_bytes_max, payload_crc, hedge_permille, lanes
+                       as in ep_client_config (expertd/client.h)
+
+    Threads    any number use one client at once. The GIL is released while a call waits.
+    Fork       a child makes a client of its own: a parent's gives FailedPrecondition there. After tls+tcp:// or the nng lane was used a child can
+               make none for them: start it with multiprocessing's "spawn".
+    Errors     ValueError and TypeError for arguments; errors.Error otherwise, one class a code: Unavailable, DeadlineExceeded, NotFound...
+    """
+
+    def __init__(self, coordinator: Optional[str] = None, *, nodes: Optional[Sequence[str]] = None, token: Optional[str] = None, tls: Optional[Tls] = None,
+                 wait: Optional[float] = 10.0, deadline: float = 10.0, numerics: Optional[str] = None, buffer_bytes_max: Optional[int] = None,
+                 calls_max: Optional[int] = None, prefill_window_tokens: Optional[int] = None, chunk_bytes_max: Optional[int] = None,
+                 payload_crc: bool = True, hedge_permille: Optional[int] = None, lanes: Optional[str] = None):
+        config, error, handle = _c.ClientConfig(), _c.CError(), c_void_p()
+        lib.ep_client_config_init_sized(byref(config), ctypes.sizeof(config))
+        config.coordinator_url, config.token = _text("coordinator", coordinator), _text("token", token)
+        if nodes is not None:
+            if isinstance(nodes, str):
+                raise TypeError("nodes is a str: allowed is a list of URLs")
+            urls = (ctypes.c_char_p * len(nodes))(*(_text(f"nodes[{i}]", url) for i, url in enumerate(nodes)))
+            config.node_urls, config.node_urls_count = urls, len(nodes)
+        if tls is not None:
+            if not isinstance(tls, Tls):
+                raise TypeError(f"tls is a {type(tls).__name__}: allowed is expertd.Tls(ca_file, server_name, cert_key_file)")
+            config.tls_ca_file, config.tls_server_name = _text("tls.ca_file", tls.ca_file), _text("tls.server_name", tls.server_name)
+            config.tls_cert_key_file = _text("tls.cert_key_file", tls.cert_key_file)
+        config.deadline_us = _microseconds("deadline", deadline)
+        config.numerics, config.lanes = _text("numerics", numerics), _text("lanes", lanes)
+        config.payload_crc = _bool("payload_crc", payload_crc)
+        for name, value, bits in (("buffer_bytes_max", buffer_bytes_max, 64), ("calls_max", calls_max, 32), ("prefill_window_tokens", prefill_window_tokens, 32),
+                                  ("chunk_bytes_max", chunk_bytes_max, 32), ("hedge_permille", hedge_permille, 32)):
+            if value is not None:
+                setattr(config, name, _integer(name, value, bits))
+        wait_us = None if wait is None else _microseconds("wait", wait)
+        if lib.ep_client_create(byref(config), byref(handle), byref(error)) != 0:
+            raise errors.from_c(error)
+        self._handle, self._pid, self._prepared = handle, os.getpid(), weakref.WeakSet()
+        self._use, self._deadline = _Use(weakref.ref(self)), deadline
+        self._pool = concurrent.futures.ThreadPoolExecutor(128, "expertd")  # for waits of prepared calls; its threads come when needed
+        self._finalizer = weakref.finalize(self, lib.ep_client_destroy, handle)
+        if wait_us is not None:
+            try:
+                self.wait_ready(wait)
+            except BaseException:
+                self.close()
+                raise
+
+    # ---- calls ----
+
+    def forward(self, model: str, layer: int, x: Any, expert_ids: Any, expert_scales: Any, out: Any = None, **options: Any) -> Any:
+        """y[t] = sum over k of expert_scales[t,k] * FFN_{expert_ids[t,k]}(x[t]), and the shared experts; returns out.
+
+        x              [T,H] bf16, f16, f32; or i8 with x_scales
+        expert_ids     [T,K] i32 or i64; -1: none
+        expert_scales  [T,K] f32 or bf16, used as they are
+        out            [T,H] bf16, f16 or f32, apart from the inputs; None: a new one of x's kind (PyTorch's, else NumPy's)
+
+        Arrays are NumPy's, or anything with DLPack in the host's memory; contiguous ones are not copied. bf16 is torch.bfloat16, ml_dtypes.bfloat16, or
+        uint16 with dtype="bf16".
+
+        options: dtype, out_dtype ("bf16", "f16", "f32"), version, deadline (seconds), with_result (True: returns (out, Result)), and the fields of
+        ep_moe_args by their names (expertd/client.h says what each is): tensors x_scales, active_mask, partial_slots, shared, const_alpha1, const_alpha2,
+        const_v, smooth_scales; words result="combined|partial|uncombined", weight_on="output|input", shared_source="service|caller|none",
+        nan_policy="pass|reject|zero|mean", const_rule="kernel|linear", mode="auto|decode|prefill", comm_alg="auto|fullmesh|hierarchy",
+        combine_at="rows|node_sum", dispatch_quant="plain|int8|fp8", combine_quant="plain|int8", wire_dtype="bf16|f16|f32"; zero_experts, copy_experts,
+        const_experts, step_group, step_group_size, x_abs_max, allow_duplicates, allow_missing, want_timing, traceparent, tenant.
+
+        Ctrl-C cancels the call. Errors: InvalidArgument, NotFound, Unavailable, DeadlineExceeded, ResourceExhausted, Cancelled, Closed...; out is then as
+        it was.
+        """
+        request = _Request(model, layer, x, expert_ids, expert_scales, out, **options)
+        if self._epoch() is None:  # the callback form does not wait for the first table
+            self.wait_ready(options.get("deadline") or self._deadline)
+        ended = threading.Lock()
+        ended.acquire()
+        flight = _Flight(self, request, ended.release)
+        flight.begin()
+        _wait_or_cancel(lambda: flight.result is not None, ended.acquire, flight.cancel)
+        return flight.answer()
+
+    async def forward_async(self, model: str, layer: int, x: Any, expert_ids: Any, expert_scales: Any, out: Any = None, **options: Any) -> Any:
+        """As forward, for asyncio. A cancelled task cancels its call and ends when that has. Unavailable before the first table: see wait."""
+        return await _fly(self, _Request(model, layer, x, expert_ids, expert_scales, out, **options))
+
+    def prepare(self, model: str, layer: int, x: Any, expert_ids: Any, expert_scales: Any, out: Any = None, **options: Any) -> Prepared:
+        """The arguments of forward, as buffers to be used again and again: refill them between runs."""
+        request = _Request(model, layer, x, expert_ids, expert_scales, out, **options)
+        return Prepared(self, request)
+
+    # ---- what it knows ----
+
+    def wait_ready(self, timeout: float = 10.0) -> None:
+        """Until a routing table is there and a node of each model is connected. Errors: DeadlineExceeded with the last report."""
+        end, error = time.monotonic() + _microseconds("timeout", timeout) / 1e6, _c.CError()
+        while True:
+            left_us = max(0, int((end - time.monotonic()) * 1e6))
+            with self._use as handle:
+                code = lib.ep_client_wait_ready(handle, min(left_us, _SLICE_US), byref(error))
+            if code == 0:
+                return
+            if code != errors.DeadlineExceeded.code or left_us <= _SLICE_US:
+                raise errors.from_c(error)
+
+    def models(self) -> List[Model]:
+        """What the service serves, with every layer. Errors: Unavailable before the first table."""
+        found, model = [], _c.sized(_c.ModelDesc)
+        with self._use as handle:
+            while self._code(lib.ep_client_model(handle, len(found), byref(model))):
+                layers, layer = [], _c.sized(_c.LayerDesc)
+                while self._code(lib.ep_client_layer(handle, model.name, model.version, len(layers), byref(layer))):
+                    layers.append(_plain(Layer, layer))
+                found.append(_plain(Model, model, is_default=model.is_default != 0, layers=tuple(layers)))
+        return found
+
+    def health(self) -> Health:
+        """What the client knows now; asks nobody."""
+        epoch = self._epoch()
+        models = self.models() if epoch else []
+        nodes, waits = [], _c.sized(_c.NodeWaits)
+        with self._use as handle:
+            while epoch and self._code(lib.ep_client_read_waits(handle, len(nodes), byref(waits))):
+                nodes.append(_plain(Node, waits))
+        ready = bool(models) and all(layer.copies_min > 0 for model in models for layer in model.layers)
+        return Health(ready, epoch, tuple(models), tuple(nodes), self.stats())
+
+    def stats(self) -> Stats:
+        stats = _c.sized(_c.ClientStats)
+        with self._use as handle:
+            lib.ep_client_read_stats(handle, byref(stats))
+        return _plain(Stats, stats)
+
+    def set_token(self, token: Optional[str]) -> None:
+        """For connections made from now on; open ones stay open."""
+        error, text = _c.CError(), _text("token", token)
+        with self._use as handle:
+            if lib.ep_client_set_token(handle, text, byref(error)) != 0:
+                raise errors.from_c(error)
+
+    # ---- life ----
+
+    def close(self) -> None:
+        """Calls under way end with Cancelled. At most 5 s. Also at the end of a with block, and of the program."""
+        if os.getpid() != self._pid or not self._use.close():
+            return
+        for call in list(self._prepared):
+            call.close()
+        self._finalizer()
+        self._pool.shutdown()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Client cannot be copied or sent to another process: make one there")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise errors.FailedPrecondition("this process was forked from the one that made the client: a child makes its own")
+
+    def _epoch(self) -> Optional[Tuple[int, int]]:
+        term, number = c_uint64(), c_uint64()
+        with self._use as handle:
+            code = lib.ep_client_epoch(handle, byref(term), byref(number))
+        if code == errors.Unavailable.code:
+            return None
+        self._code(code)
+        return term.value, number.value
+
+    @staticmethod
+    def _code(code: int) -> bool:
+        """False past the end of a list."""
+        if code == 0:
+            return True
+        if code == errors.NotFound.code:
+            return False
+        raise errors.BY_CODE.get(code, errors.Error)("no routing table yet: wait_ready waits for it" if code == errors.Unavailable.code else "the client is closed")

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of callers as views that libexpertd reads or writes: NumPy's by its own attributes, all others by DLPack. Nothing is copied, but an
+input of NumPy whose rows have gaps between their elements."""
+
+import ctypes
+import sys
+from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+
+import numpy as np
+
+from . import _c
+
+DTYPES = _c.ENUMS["EP_DTYPE_"]
+NAMES = {number: name for name, number in DTYPES.items()}
+BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i8": 1, "u8": 1, "i32": 4, "i64": 8, "bool": 1, "f8e4m3": 1}
+NUMPY = {"float32": "f32", "float16": "f16", "int8": "i8", "uint8": "u8", "int32": "i32", "int64": "i64", "bool": "bool", "bfloat16": "bf16",
+         "float8_e4m3fn": "f8e4m3"}
+DLPACK = {(0, 8): "i8", (0, 32): "i32", (0, 64): "i64", (1, 8): "u8", (2, 16): "f16", (2, 32): "f32", (4, 16): "bf16", (6, 8): "bool"}
+CPU = (1, 0)
+
+
+class DLTensor(Structure):
+    _fields_ = [("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32), ("code", c_uint8), ("bits", c_uint8),
+                ("lanes", c_uint16), ("shape", POINTER(c_int64)), ("strides", POINTER(c_int64)), ("byte_offset", c_uint64)]
+
+
+class DLVersioned(Structure):
+    _fields_ = [("major", c_uint32), ("minor", c_uint32), ("manager", c_void_p), ("deleter", c_void_p), ("flags", c_uint64), ("tensor", DLTensor)]
+
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = c_void_p, [ctypes.py_object, c_char_p]
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.argtypes = [ctypes.py_object, c_char_p]
+
+
+class View:
+    """An ep_tensor and what must live as long as it is used."""
+
+    __slots__ = ("tensor", "keep", "dtype", "shape")
+
+    def __init__(self, keep, dtype, pointer, shape, strides):
+        self.keep, self.dtype, self.shape = keep, dtype, tuple(shape)
+        self.tensor = _c.Tensor(ctypes.sizeof(_c.Tensor), DTYPES[dtype], pointer, len(self.shape))
+        self.tensor.shape[: len(self.shape)] = self.shape
+        self.tensor.stride_bytes[: len(self.shape)] = strides
+
+
+def _element(name, dtype, wanted16, what):
+    if dtype == "uint16":
+        if wanted16 is None:
+            raise TypeError(f'{name} has type {what}: bf16 in uint16 is taken with dtype="bf16"')
+        return wanted16
+    if dtype not in NUMPY:
+        raise TypeError(f"{name} has type {what}: allowed are {', '.join(sorted(NUMPY))}, and uint16 with dtype=\"bf16\"")
+    return NUMPY[dtype]
+
+
+def _rows_are_whole(shape, strides, size):
+    return not shape or shape[-1] <= 1 or strides[-1] == size
+
+
+def _of_numpy(name, array, wanted16, writable):
+    if not array.dtype.isnative:
+        raise TypeError(f"{name} has type {array.dtype.str}: allowed is this machine's byte order")
+    dtype = _element(name, array.dtype.name, wanted16, array.dtype.name)
+    if writable and not array.flags.writeable:
+        raise ValueError(f"{name} is read-only")
+    whole = _rows_are_whole(array.shape, array.strides, array.itemsize) and min(array.strides, default=0) >= 0
+    if not whole:
+        if writable:
+            raise ValueError(f"{name} has strides {array.strides}: allowed are rows without gaps, in order")
+        array = np.ascontiguousarray(array)
+    return View(array, dtype, array.__array_interface__["data"][0], array.shape, array.strides)
+
+
+def _capsule(name, array, writable):
+    device = tuple(int(part) for part in array.__dlpack_device__())
+    if device[0] != CPU[0]:
+        raise ValueError(f"{name} is on DLPack device {device}: allowed is the host's memory, {CPU}; copy it there first")
+    try:
+        return array.__dlpack__(max_version=(1, 0))
+    except TypeError:
+        if writable and type(array).__module__.partition(".")[0] in ("jax", "jaxlib"):
+            raise ValueError(f"{name} is a JAX array, which nobody may write to: give NumPy's or PyTorch's") from None
+        return array.__dlpack__()
+
+
+def _of_dlpack(name, array, wanted16, writable):
+    try:
+        capsule = _capsule(name, array, writable)
+    except (BufferError, RuntimeError) as error: # a tensor that wants a gradient, for one, which there is none of
+        raise ValueError(f"{name} cannot be had by DLPack: {error}") from None
+    if _is_valid(capsule, b"dltensor_versioned"):
+        managed = DLVersioned.from_address(_pointer_of(capsule, b"dltensor_versioned"))
+        if managed.major != 1:
+            raise TypeError(f"{name} comes as DLPack {managed.major}.{managed.minor}: allowed 1.x and older")
+        if writable and managed.flags & 1:
+            raise ValueError(f"{name} is read-only")
+        t = managed.tensor
+    elif _is_valid(capsule, b"dltensor"):
+        t = DLTensor.from_address(_pointer_of(capsule, b"dltensor"))
+    else:
+        raise TypeError(f"{name}: __dlpack__ gave no DLPack capsule")
+    what = f"DLPack ({t.code}, {t.bits}, {t.lanes})"
+    dtype = wanted16 if (t.code, t.bits) == (1, 16) and wanted16 else DLPACK.get((t.code, t.bits))
+    if dtype is None or t.lanes != 1:
+        raise TypeError(f"{name} has type {what}: allowed are {', '.join(sorted(set(DLPACK.values())))}, and uint16 with dtype=\"bf16\"")
+    if not 0 <= t.ndim <= _c.RANK_MAX:
+        raise ValueError(f"{name} has rank {t.ndim}: allowed 0..{_c.RANK_MAX}")
+    shape, size = t.shape[: t.ndim], BYTES[dtype]
+    strides = [s * size for s in t.strides[: t.ndim]] if t.strides else [size * int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(t.ndim)]
+    pointer = (t.data or 0) + t.byte_offset
+    if _rows_are_whole(shape, strides, size) and min(strides, default=0) >= 0:
+        return View((capsule, array), dtype, pointer, shape, strides)  # the capsule frees what it holds when it goes
+    raise ValueError(f"{name} has strides {strides} in bytes: allowed are rows without gaps, in order; make it contiguous")
+
+
+def view(name, array, wanted16=None, writable=False):
+    """View of an input, or with writable of an output. wanted16: what elements of uint16 are."""
+    if isinstance(array, np.ndarray):
+        if array.ndim > _c.RANK_MAX:
+            raise ValueError(f"{name} has rank {array.ndim}: allowed 0..{_c.RANK_MAX}")
+        return _of_numpy(name, array, wanted16, writable)
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        return _of_dlpack(name, array, wanted16, writable)
+    raise TypeError(f"{name} is a {type(array).__name__}: allowed are NumPy arrays and objects with __dlpack__")
+
+
+def empty_like(array, shape, dtype, wanted16):
+    """A new output of the kind of array: PyTorch's for PyTorch's, else NumPy's."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return torch.empty(shape, dtype={"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[dtype])
+    if dtype != "bf16":
+        return np.empty(shape, {"f16": np.float16, "f32": np.float32}[dtype])
+    if isinstance(array, np.ndarray) and array.dtype.name == "bfloat16":
+        return np.empty(shape, array.dtype)
+    return np.empty(shape, np.uint16)

@@ -1,0 +1,442 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""cases.py BUILD SOURCE: runs in the environment that test_python.py made; TEST_URL, TEST_TOKEN, TEST_NODES (pids) from there."""
+import asyncio, copy, ctypes, gc, multiprocessing, os, pickle, signal, sys, tempfile, threading, time, weakref
+
+import numpy as np
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)) + "/../door")
+import expertd
+from door_cluster import EXPERTS, HIDDEN, LAYER, TOP_K, Cluster, read_safetensors
+from expertd import _client, _tensors, errors
+
+URL, TOKEN = os.environ["TEST_URL"], os.environ["TEST_TOKEN"]
+NODES = [int(pid) for pid in os.environ["TEST_NODES"].split()]
+TOKENS = 6
+
+
+class Batch:
+    """A batch file's arrays and the oracle's rows for them."""
+
+    def __init__(self, files, seed):
+        path = files.batch(f"batch{seed}", TOKENS, seed)
+        tensors = read_safetensors(path)
+        self.x = np.frombuffer(tensors["x"], np.uint16).reshape(TOKENS, HIDDEN).copy()
+        self.ids = np.frombuffer(tensors["expert_ids"], np.int32).reshape(TOKENS, TOP_K).copy()
+        self.scales = np.frombuffer(tensors["expert_scales"], np.float32).reshape(TOKENS, TOP_K).copy()
+        self.y16 = np.frombuffer(files.oracle(path, "--out-dtype", "bf16"), np.uint16).reshape(TOKENS, HIDDEN)
+        self.y32 = np.frombuffer(files.oracle(path, "--out-dtype", "f32"), np.float32).reshape(TOKENS, HIDDEN)
+        self.x32 = (self.x.astype(np.uint32) << 16).view(np.float32)
+
+    def arguments(self):
+        return "demo", LAYER, self.x, self.ids, self.scales
+
+
+def client(wait=60, **more):
+    return expertd.Client(URL, token=TOKEN, wait=wait, **more)
+
+
+def wait_for(condition, what, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.002)
+
+
+def raised(kind, text, call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except kind as error:
+        assert text in str(error), f"{error} does not say: {text}"
+        return error
+    raise AssertionError(f"no {kind.__name__} with: {text}")
+
+
+class stopped_nodes:
+    """No call ends by itself meanwhile."""
+
+    def __enter__(self):
+        for pid in NODES:
+            os.kill(pid, signal.SIGSTOP)
+
+    def __exit__(self, *_):
+        for pid in NODES:
+            os.kill(pid, signal.SIGCONT)
+
+
+# ---- results ----
+
+
+def case_same_bits_as_the_oracle(c, b):
+    y = c.forward(*b.arguments(), dtype="bf16")
+    assert y.dtype == np.uint16 and y.shape == (TOKENS, HIDDEN) and np.array_equal(y, b.y16)
+    assert np.array_equal(c.forward(*b.arguments(), dtype="bf16", out_dtype="f32"), b.y32)
+    assert np.array_equal(c.forward("demo", LAYER, b.x32, b.ids.astype(np.int64), b.scales), b.y32)
+    out = np.full((TOKENS, HIDDEN), 7, np.float32)
+    got, result = c.forward(*b.arguments(), out, dtype="bf16", with_result=True, want_timing=True, mode="decode")
+    assert got is out and np.array_equal(out, b.y32)
+    assert result.mode == "decode" and 1 <= result.nodes <= 2 and result.missing_slots == () and result.numerics and result.total_us > 0, result
+    rows = c.forward(*b.arguments(), dtype="bf16", out_dtype="f32", result="uncombined", shared_source="none")
+    assert rows.shape == (TOKENS, TOP_K, HIDDEN)
+    mask = np.ones(TOKENS, bool)
+    mask[1] = False
+    masked = c.forward(*b.arguments(), dtype="bf16", out_dtype="f32", active_mask=mask)
+    assert not masked[1].any() and np.array_equal(masked[0], b.y32[0])
+
+
+def case_nothing_is_copied(c, b):
+    wide = np.zeros((TOKENS, 2 * HIDDEN), np.uint16)
+    wide[:, :HIDDEN] = b.x
+    part = wide[:, :HIDDEN]  # rows with gaps between them
+    out = np.empty((TOKENS, HIDDEN), np.uint16)
+    request = _client._Request("demo", LAYER, part, b.ids, b.scales, out, dtype="bf16")
+    pointers = request.args.x.data, request.args.expert_ids.data, request.args.expert_scales.data, request.out_view.tensor.data
+    assert pointers == (wide.ctypes.data, b.ids.ctypes.data, b.scales.ctypes.data, out.ctypes.data)
+    assert request.args.x.stride_bytes[0] == 4 * HIDDEN and request.args.x.dtype == _tensors.DTYPES["bf16"]
+    assert np.array_equal(c.forward("demo", LAYER, part, b.ids, b.scales, dtype="bf16"), b.y16)
+    apart = np.asfortranarray(b.x32)  # gaps between elements: copied
+    assert np.array_equal(c.forward("demo", LAYER, apart, b.ids, b.scales), b.y32)
+
+
+class Dlpack:
+    """What another library would export: a capsule over array's memory, made by hand."""
+
+    alive = {}
+    deleted = 0
+
+    def __init__(self, array, code, bits, versioned, flags=0, device=(1, 0)):
+        self.array, self.type, self.versioned, self.flags, self.device = array, (code, bits), versioned, flags, device
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, *, stream=None, **more):
+        if more and not self.versioned:
+            raise TypeError("max_version is not known here")
+        shape = (ctypes.c_int64 * self.array.ndim)(*self.array.shape)
+        tensor = _tensors.DLTensor(self.array.ctypes.data, *self.device, self.array.ndim, *self.type, 1, shape, None, 0)
+        name = b"dltensor"
+        managed = Unversioned(tensor, None, DELETER)
+        if self.versioned:
+            name = b"dltensor_versioned"
+            managed = _tensors.DLVersioned(1, 0, None, ctypes.cast(DELETER, ctypes.c_void_p), self.flags, tensor)
+        Dlpack.alive[ctypes.addressof(managed)] = managed, shape, self.array
+        return new_capsule(ctypes.addressof(managed), name, ctypes.cast(DESTROY, ctypes.c_void_p))
+
+
+def delete(address):
+    Dlpack.deleted += 1
+    del Dlpack.alive[address]
+
+
+DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(delete)
+
+
+class Unversioned(ctypes.Structure):
+    _fields_ = [("tensor", _tensors.DLTensor), ("manager", ctypes.c_void_p), ("deleter", type(DELETER))]
+
+
+def destroy(capsule):
+    """As exporters do: who did not take the capsule over leaves its memory to the capsule."""
+    for name in b"dltensor", b"dltensor_versioned":
+        if capsule_is(capsule, name):
+            delete(capsule_pointer(capsule, name))
+
+
+DESTROY = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(destroy)
+new_capsule = ctypes.pythonapi.PyCapsule_New
+new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+capsule_is = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+
+
+def case_dlpack(c, b):
+    BF16, INT, FLOAT = 4, 0, 2
+    for versioned in False, True:
+        Dlpack.deleted = 0
+        out = np.zeros((TOKENS, HIDDEN), np.uint16)
+        target = Dlpack(out, BF16, 16, versioned)
+        x, ids, scales = Dlpack(b.x, BF16, 16, versioned), Dlpack(b.ids, INT, 32, versioned), Dlpack(b.scales, FLOAT, 32, versioned)
+        request = _client._Request("demo", LAYER, x, ids, scales, target)
+        assert (request.args.x.data, request.out_view.tensor.data) == (b.x.ctypes.data, out.ctypes.data), "copied"
+        assert len(Dlpack.alive) == 4 and Dlpack.deleted == 0, "given back while in use"
+        del request
+        gc.collect()
+        assert not Dlpack.alive and Dlpack.deleted == 4
+        assert c.forward("demo", LAYER, x, ids, scales, target) is target and np.array_equal(out, b.y16)
+        gc.collect()
+        assert not Dlpack.alive and Dlpack.deleted == 8
+        y = c.forward("demo", LAYER, x, ids, scales, out_dtype="f32")
+        assert isinstance(y, np.ndarray) and np.array_equal(y, b.y32)
+    raised(ValueError, "x is on DLPack device (2, 1)", c.forward, "demo", LAYER, Dlpack(b.x, BF16, 16, True, device=(2, 1)), b.ids, b.scales)
+    raised(ValueError, "out is read-only", c.forward, *b.arguments(), Dlpack(out, BF16, 16, True, flags=1), dtype="bf16")
+    raised(TypeError, "x has type DLPack (2, 64, 1)", c.forward, "demo", LAYER, Dlpack(b.x, FLOAT, 64, True), b.ids, b.scales)
+
+
+def case_frameworks(c, b):
+    """Those that are installed; the ordinary run has none."""
+    try:
+        import torch
+    except ImportError:
+        return
+    x = torch.from_numpy(b.x.view(np.int16)).view(torch.bfloat16)
+    y = c.forward("demo", LAYER, x, torch.from_numpy(b.ids), torch.from_numpy(b.scales))
+    assert y.dtype == torch.bfloat16 and np.array_equal(y.view(torch.int16).numpy().view(np.uint16), b.y16)
+    raised(ValueError, "x cannot be had by DLPack", c.forward, "demo", LAYER, torch.zeros(TOKENS, HIDDEN, requires_grad=True), b.ids, b.scales)
+
+
+# ---- bad arguments ----
+
+
+def case_bad_arguments(c, b):
+    table = [
+        (TypeError, "model is None", dict(model=None)),
+        (TypeError, "model is a int", dict(model=3)),
+        (ValueError, "model is not set", dict(model="")),
+        (ValueError, "model is 'a\\x00b'", dict(model="a\0b")),
+        (TypeError, "layer is a str", dict(layer="3")),
+        (ValueError, "layer is -1: allowed 0..4294967295", dict(layer=-1)),
+        (ValueError, f"layer is {2**32}: allowed", dict(layer=2**32)),
+        (TypeError, "x is a list", dict(x=[[1.0]])),
+        (TypeError, "x has type float64: allowed are", dict(x=b.x32.astype(np.float64))),
+        (TypeError, 'x has type uint16: bf16 in uint16 is taken with dtype="bf16"', dict(x=b.x)),
+        (TypeError, "x has type >f4", dict(x=b.x32.astype(">f4"))),
+        (ValueError, "x has rank 1", dict(x=b.x32[0])),
+        (ValueError, "x has hidden 64, layer 2 of model demo has 128", dict(x=b.x32[:, :64])),
+        (ValueError, "expert_ids has 3 in dimension 0: x has that many tokens, so 6 is needed", dict(expert_ids=b.ids[:3])),
+        (ValueError, "expert_ids has type f32", dict(expert_ids=b.ids.astype(np.float32))),
+        (ValueError, "expert_scales has 1 in dimension 1", dict(expert_scales=b.scales[:, :1])),
+        (errors.InvalidArgument, "allowed", dict(expert_ids=b.ids + 1000)),
+        (ValueError, "out has type i32", dict(out=np.zeros((TOKENS, HIDDEN), np.int32))),
+        (ValueError, "out is read-only", dict(out=np.broadcast_to(np.float32(0), (TOKENS, HIDDEN)))),
+        (ValueError, "out has strides", dict(out=np.zeros((HIDDEN, TOKENS), np.float32).T)),
+        (ValueError, "out overlaps x", dict(out=b.x32)),
+        (ValueError, "out has type f32 and out_dtype is bf16", dict(out=np.zeros((TOKENS, HIDDEN), np.float32), out_dtype="bf16")),
+        (ValueError, "dtype is 'f16'", dict(dtype="f16")),
+        (ValueError, "out_dtype is 'i8'", dict(out_dtype="i8")),
+        (ValueError, "wire_dtype is 'i8': allowed are 'bf16', 'f16', 'f32'", dict(wire_dtype="i8")),
+        (ValueError, "mode is 'fast': allowed are 'auto', 'decode', 'prefill'", dict(mode="fast")),
+        (ValueError, "nan_policy is 2", dict(nan_policy=2)),
+        (ValueError, "deadline is 0: allowed more than 0 and less than 4294 seconds", dict(deadline=0)),
+        (ValueError, "deadline is nan", dict(deadline=float("nan"))),
+        (TypeError, "deadline is a str", dict(deadline="3")),
+        (TypeError, "x_abs_max is a str", dict(x_abs_max="3")),
+        (ValueError, "step_group is -1", dict(step_group=-1)),
+        (TypeError, "zero_experts is a float", dict(zero_experts=1.0)),
+        (TypeError, "want_timing is a int", dict(want_timing=1)),
+        (TypeError, "there is no argument 'top_k'", dict(top_k=2)),
+        (ValueError, "allow_missing without with_result", dict(allow_missing=True)),
+        (ValueError, "x_scales are given, but x is f32", dict(x_scales=np.ones(TOKENS, np.float32))),
+        (errors.NotFound, "other", dict(model="other")),
+        (LookupError, "99", dict(layer=99)),
+    ]
+    for kind, text, wrong in table:
+        arguments = dict(dict(model="demo", layer=LAYER, x=b.x32, expert_ids=b.ids, expert_scales=b.scales), **wrong)
+        raised(kind, text, c.forward, **arguments)
+    raised(ValueError, "coordinator_url", expertd.Client)
+    raised(ValueError, "calls_max is 0: allowed 1..65536", expertd.Client, URL, calls_max=0)
+    raised(TypeError, "nodes is a str", expertd.Client, nodes="tcp://127.0.0.1:1")
+    raised(TypeError, "tls is a str", expertd.Client, URL, tls="ca.pem")
+    raised(ValueError, "tls_ca_file", expertd.Client, "tls+tcp://127.0.0.1:1")
+    raised(TypeError, "cannot be copied", pickle.dumps, c)
+    raised(TypeError, "cannot be copied", copy.deepcopy, c)
+    error = raised(errors.NotFound, "NOT_FOUND: ", c.forward, "other", LAYER, b.x32, b.ids, b.scales)
+    assert error.code == 5 and error.node == "" and error.expert is None and isinstance(error, expertd.Error)
+    raised(errors.DeadlineExceeded, "", expertd.Client, "tcp://127.0.0.1:1", wait=0.1)
+    raised(errors.Error, "token", expertd.Client, URL, token="wrong", wait=1)
+
+
+# ---- what it knows, and its life ----
+
+
+def case_tells_models_and_health(c, b):
+    (model,) = c.models()
+    assert model.name == "demo" and model.is_default and model.version and [layer.layer for layer in model.layers] == list(range(len(model.layers)))
+    layer = model.layers[LAYER]
+    assert (layer.hidden, layer.experts, layer.top_k, layer.copies_min, layer.activation) == (HIDDEN, EXPERTS, TOP_K, 2, "silu"), layer
+    health = c.health()
+    assert health.ready and health.epoch[1] > 0 and sorted(n.node for n in health.nodes) == ["a", "b"] and health.models == (model,)
+    before = c.stats().calls
+    c.forward(*b.arguments(), dtype="bf16")
+    assert c.stats().calls == before + 1
+
+
+def case_closes(c, b):
+    with client() as own:
+        call = own.prepare(*b.arguments(), dtype="bf16")
+        own.set_token(TOKEN)
+    for what in own.forward, own.prepare:
+        raised(errors.Closed, "the client is closed", what, *b.arguments(), dtype="bf16")
+    raised(errors.Closed, "", call.run)
+    own.close()
+    with stopped_nodes():  # with calls under way
+        own = client(wait=None)
+        while own.health().epoch is None:
+            time.sleep(0.002)
+        ended = []
+        threads = [threading.Thread(target=lambda: ended.append(raised(errors.Error, "", own.forward, *b.arguments(), dtype="bf16", deadline=60))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: len(_client._under_way) == 4, "calls under way")
+        own.close()
+        for thread in threads:
+            thread.join()
+        assert len(ended) == 4 and not _client._under_way
+    gone = weakref.ref(own)
+    del own, threads, ended
+    gc.collect()
+    assert gone() is None, "a client that nobody has is kept"
+
+
+def case_threads(c, b):
+    failed = []
+
+    def call_on():
+        for _ in range(50):
+            if not np.array_equal(c.forward(*b.arguments(), dtype="bf16"), b.y16):
+                failed.append(1)
+
+    threads = [threading.Thread(target=call_on) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def in_child(queue, y):
+    b = batch_of_child
+    try:
+        parents.forward(*b.arguments(), dtype="bf16")
+        queue.put("the parent's client works in a child")
+    except errors.FailedPrecondition as error:
+        assert "forked" in str(error)
+    parents.close()
+    with client() as own:
+        queue.put("" if np.array_equal(own.forward(*b.arguments(), dtype="bf16"), y) else "other bits")
+
+
+def case_fork(c, b):
+    global parents, batch_of_child
+    parents, batch_of_child = c, b
+    fork = multiprocessing.get_context("fork")
+    stop = []
+    busy = threading.Thread(target=lambda: [c.forward(*b.arguments(), dtype="bf16") for _ in iter(lambda: bool(stop), True)])
+    busy.start()  # forks in the midst of calls
+    for _ in range(4):
+        queue = fork.Queue()
+        child = fork.Process(target=in_child, args=(queue, b.y16))
+        child.start()
+        assert queue.get(timeout=60) == ""
+        child.join()
+        assert child.exitcode == 0
+    stop.append(1)
+    busy.join()
+    assert np.array_equal(c.forward(*b.arguments(), dtype="bf16"), b.y16)
+
+
+# ---- prepared calls ----
+
+
+def case_prepared(c, b):
+    x, out = b.x.copy(), np.zeros((TOKENS, HIDDEN), np.uint16)
+    with c.prepare("demo", LAYER, x, b.ids, b.scales, out, dtype="bf16") as call:
+        assert call.run() is out and np.array_equal(out, b.y16)
+        out[:] = 9
+        assert np.array_equal(call.run(2)[:2], b.y16[:2]) and (out[2:] == 9).all()
+        x[0] = x[1]
+        b2 = c.forward("demo", LAYER, x, b.ids, b.scales, dtype="bf16")
+        assert np.array_equal(call.run(), b2)
+        raised(ValueError, "n_active is 7: allowed 0..6", call.begin, TOKENS + 1)
+        raised(errors.FailedPrecondition, "not begun", call.finish)
+        call.begin()
+        raised(errors.FailedPrecondition, "begun already", call.begin)
+        call.finish()
+        assert np.array_equal(asyncio.run(call.run_async(3))[:3], b2[:3])
+    raised(errors.Closed, "the prepared call is closed", call.run)
+
+
+# ---- interrupts ----
+
+
+def interrupt_when(condition):
+    def wait():
+        wait_for(condition, "a call under way")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def case_ctrl_c_cancels(c, b):
+    out = np.full((TOKENS, HIDDEN), 5, np.uint16)
+    with c.prepare(*b.arguments(), dtype="bf16", deadline=60) as call, stopped_nodes():
+        thread = interrupt_when(lambda: _client._under_way)
+        raised(KeyboardInterrupt, "", c.forward, *b.arguments(), out, dtype="bf16", deadline=60)
+        thread.join()
+        assert not _client._under_way and (out == 5).all()
+        call.begin()
+        thread = interrupt_when(call._busy.locked)
+        raised(KeyboardInterrupt, "", call.finish)
+        thread.join()
+    assert np.array_equal(c.forward(*b.arguments(), dtype="bf16"), b.y16)
+
+
+def case_cancelled_tasks(c, b):
+    async def cancel():
+        task = asyncio.create_task(c.forward_async(*b.arguments(), dtype="bf16", deadline=60))
+        while not _client._under_way:
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            return not _client._under_way
+        return False
+
+    async def time_out():
+        try:
+            await asyncio.wait_for(c.forward_async(*b.arguments(), dtype="bf16", deadline=60), 0.05)
+        except asyncio.TimeoutError:
+            return not _client._under_way
+        return False
+
+    with stopped_nodes():
+        assert asyncio.run(cancel()) and asyncio.run(time_out())
+
+
+# ---- last: it kills a node ----
+
+
+def case_asyncio_survives_a_killed_node(c, b):
+    async def call_on():
+        for _ in range(20):
+            assert np.array_equal(await c.forward_async(*b.arguments(), dtype="bf16"), b.y16)
+
+    async def run():
+        with stopped_nodes():  # all calls are in flight when it dies
+            tasks = [asyncio.create_task(call_on()) for _ in range(64)]
+            while len(_client._under_way) < 64:
+                await asyncio.sleep(0)
+            os.kill(NODES[1], signal.SIGKILL)
+        await asyncio.gather(*tasks)
+
+    before = c.stats()
+    asyncio.run(run())
+    assert c.stats().calls - before.calls == 64 * 20 and c.stats().calls_failed == before.calls_failed
+
+
+def main():
+    cases = [(name, case) for name, case in globals().items() if name.startswith("case_")]
+    with Cluster() as files, client() as c:
+        b = Batch(files, 5)
+        for name, case in cases:
+            case(c, b)
+            print(f"passed: {name[5:]}", flush=True)
+            assert not _client._under_way and not Dlpack.alive
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

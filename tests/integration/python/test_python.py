@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The Python package as users have it: its C table held to the headers, the wheel built and installed into a fresh environment, the manual's first call,
+and cases.py there against a coordinator and two nodes."""
+import os, re, shutil, subprocess, sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE + "/../door")
+from door_cluster import BUILD, SOURCE, Cluster
+
+PYTHON = "/usr/bin/python3"  # Debian's, which has Debian's NumPy
+
+
+def make_environment(c):
+    """A fresh environment with the wheel, and NumPy from Debian."""
+    tree, wheels, venv = c.path("tree"), c.path("wheels"), c.path("venv")
+    shutil.copytree(f"{SOURCE}/client/python", tree, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))  # a build writes into its tree
+    pip = [PYTHON, "-m", "pip", "--disable-pip-version-check"]
+    c.run(*pip, "wheel", "--quiet", "--no-index", "--no-build-isolation", "--no-deps", "--wheel-dir", wheels, tree)
+    (wheel,) = os.listdir(wheels)
+    assert wheel == "expertd-0.1.0-py3-none-any.whl", wheel
+    c.run(PYTHON, "-m", "venv", "--without-pip", "--system-site-packages", venv)
+    c.run(*pip, "--python", f"{venv}/bin/python", "install", "--quiet", "--no-index", "--no-deps", f"{wheels}/{wheel}")
+    return f"{venv}/bin/python"
+
+
+def check_c_table(c, python):
+    """Sizes, offsets and numbers of _c.py as the compiler has them."""
+    source = c.run(python, f"{HERE}/c_table.py", "c").stdout
+    c.run("cc", "-I", f"{SOURCE}/lib/include", "-o", c.path("table"), c.write("table.c", source))
+    said, wanted = c.run(python, f"{HERE}/c_table.py", "python").stdout, c.run(c.path("table")).stdout
+    assert said == wanted and said.count(b"\n") > 150, "\n".join(set(said.decode().split("\n")) ^ set(wanted.decode().split("\n")))
+
+
+def check_manual(c, python, url):
+    """The first call of the manual, as it stands there."""
+    code = re.search(r"```python\n(.*?)```", open(f"{SOURCE}/deploy/manual/python.md").read(), re.S).group(1)
+    assert "tcp://127.0.0.1:7410" in code
+    said = c.run(python, "-c", code.replace("tcp://127.0.0.1:7410", url)).stdout
+    assert said == b"(4, 128) float32\n", said
+
+
+def main():
+    os.environ["LD_LIBRARY_PATH"] = f"{BUILD}/client"
+    with Cluster() as c:
+        python = make_environment(c)
+        check_c_table(c, python)
+        token = c.write("token", b"token-of-clients-1\n")
+        nodes = c.write("nodes", b"token-of-nodes----1\n")
+        tokens = f"--token-file={token}", f"--node-token-file={nodes}"
+        url = c.coordinator("--copies=2", "--min-nodes=2", *tokens)["rpc_url"]
+        for name in "a", "b":
+            c.node(name, f"--coordinator-url={url}", *tokens)
+        c.wait_serving("--coordinator", url, "--token-file", token)
+        environment = dict(os.environ, TEST_URL=url, TEST_TOKEN="token-of-clients-1", TEST_NODES=" ".join(str(p.pid) for n, p in c.processes if n in "ab"))
+        done = subprocess.run([python, "-X", "faulthandler", f"{HERE}/cases.py", BUILD, SOURCE], env=environment, timeout=280)
+        assert done.returncode == 0, f"cases.py ended with {done.returncode}"
+    with Cluster() as c:
+        url = c.coordinator()["rpc_url"]
+        c.node("a", f"--coordinator-url={url}")
+        c.wait_serving("--coordinator", url)
+        check_manual(c, make_environment(c), url)
+        c.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
