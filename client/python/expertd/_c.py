@@ -4,7 +4,7 @@ sizes, offsets and numbers with the compiler's. The library takes structs of oth
 
 import ctypes
 import os
-from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_bool, c_char, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
 LIBRARY = "libexpertd.so.0"
 RANK_MAX = 8

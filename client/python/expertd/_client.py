@@ -13,7 +13,7 @@ import time
 import weakref
 from ctypes import byref, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass, fields
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from . import _c, _tensors, errors
 from ._c import lib
@@ -191,7 +191,8 @@ class _Request:
             raise ValueError(f"out_dtype is {out_dtype!r}: allowed are None (x's), 'bf16', 'f16', 'f32'")
         if wire_dtype is not None:
             _word("wire_dtype", wire_dtype, {"bf16": 1, "f16": 2, "f32": 3})
-        self.args, self.keep, self.with_result = _c.MoeArgs(), [], _bool("with_result", with_result)
+        self.args, self.with_result = _c.MoeArgs(), _bool("with_result", with_result)
+        self.keep: List[Any] = []
         a = self.args
         lib.ep_moe_args_init_sized(byref(a), ctypes.sizeof(a))
         if model is None:
@@ -272,7 +273,9 @@ class _Flight:
 
     def __init__(self, client: "Client", request: _Request, tell: Any):
         self.client, self.request, self.tell = client, request, tell
-        self.result, self.call, self.lock = None, None, threading.Lock()
+        self.result: Any = None
+        self.call: Optional[c_void_p] = None
+        self.lock = threading.Lock()
 
     def begin(self) -> None:
         number, call, error = next(_numbers), c_void_p(), _c.CError()
@@ -500,14 +503,16 @@ class Client:
                                   ("chunk_bytes_max", chunk_bytes_max, 32), ("hedge_permille", hedge_permille, 32)):
             if value is not None:
                 setattr(config, name, _integer(name, value, bits))
-        wait_us = None if wait is None else _microseconds("wait", wait)
+        if wait is not None:
+            _microseconds("wait", wait)
         if lib.ep_client_create(byref(config), byref(handle), byref(error)) != 0:
             raise errors.from_c(error)
-        self._handle, self._pid, self._prepared = handle, os.getpid(), weakref.WeakSet()
+        self._handle, self._pid = handle, os.getpid()
+        self._prepared: "weakref.WeakSet[Prepared]" = weakref.WeakSet()
         self._use, self._deadline = _Use(weakref.ref(self)), deadline
         self._pool = concurrent.futures.ThreadPoolExecutor(128, "expertd")  # for waits of prepared calls; its threads come when needed
         self._finalizer = weakref.finalize(self, lib.ep_client_destroy, handle)
-        if wait_us is not None:
+        if wait is not None:
             try:
                 self.wait_ready(wait)
             except BaseException:
@@ -572,10 +577,12 @@ class Client:
 
     def models(self) -> List[Model]:
         """What the service serves, with every layer. Errors: Unavailable before the first table."""
-        found, model = [], _c.sized(_c.ModelDesc)
+        found: List[Model] = []
+        model = _c.sized(_c.ModelDesc)
         with self._use as handle:
             while self._code(lib.ep_client_model(handle, len(found), byref(model))):
-                layers, layer = [], _c.sized(_c.LayerDesc)
+                layers: List[Layer] = []
+                layer = _c.sized(_c.LayerDesc)
                 while self._code(lib.ep_client_layer(handle, model.name, model.version, len(layers), byref(layer))):
                     layers.append(_plain(Layer, layer))
                 found.append(_plain(Model, model, is_default=model.is_default != 0, layers=tuple(layers)))
@@ -585,7 +592,8 @@ class Client:
         """What the client knows now; asks nobody."""
         epoch = self._epoch()
         models = self.models() if epoch else []
-        nodes, waits = [], _c.sized(_c.NodeWaits)
+        nodes: List[Node] = []
+        waits = _c.sized(_c.NodeWaits)
         with self._use as handle:
             while epoch and self._code(lib.ep_client_read_waits(handle, len(nodes), byref(waits))):
                 nodes.append(_plain(Node, waits))

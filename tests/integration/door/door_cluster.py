@@ -47,8 +47,8 @@ class Cluster:
         assert process.poll() is None, f"{name} ended with {process.returncode}"
         return json.load(open(self.path(name)))
 
-    def coordinator(self, *options):
-        return self.daemon("coordinator", f"{BUILD}/server/coordinator/expertd-coordinator", "--min-nodes=1", *options)
+    def coordinator(self, *options, name="coordinator"):
+        return self.daemon(name, f"{BUILD}/server/coordinator/expertd-coordinator", "--min-nodes=1", *options)
 
     def node(self, name, *options):
         return self.daemon(name, f"{BUILD}/server/expertd/expertd", f"--model=demo={MODEL}", f"--node-name={name}", *options)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """cases.py BUILD SOURCE: runs in the environment that test_python.py made; TEST_URL, TEST_TOKEN, TEST_NODES (pids) from there."""
-import asyncio, copy, ctypes, gc, multiprocessing, os, pickle, signal, sys, tempfile, threading, time, weakref
+import asyncio, copy, ctypes, gc, multiprocessing, os, pickle, signal, sys, threading, time, weakref
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from door_cluster import EXPERTS, HIDDEN, LAYER, TOP_K, Cluster, read_safetensor
 from expertd import _client, _tensors, errors
 
 URL, TOKEN = os.environ["TEST_URL"], os.environ["TEST_TOKEN"]
+CA = os.environ.get("TEST_CA")
 NODES = [int(pid) for pid in os.environ["TEST_NODES"].split()]
 TOKENS = 6
 
@@ -33,7 +34,7 @@ class Batch:
 
 
 def client(wait=60, **more):
-    return expertd.Client(URL, token=TOKEN, wait=wait, **more)
+    return expertd.Client(URL, token=TOKEN, tls=expertd.Tls(CA, "127.0.0.1") if CA else None, wait=wait, **more)
 
 
 def wait_for(condition, what, seconds=60):
@@ -269,23 +270,27 @@ def case_closes(c, b):
         raised(errors.Closed, "the client is closed", what, *b.arguments(), dtype="bf16")
     raised(errors.Closed, "", call.run)
     own.close()
-    with stopped_nodes():  # with calls under way
-        own = client(wait=None)
-        while own.health().epoch is None:
-            time.sleep(0.002)
-        ended = []
-        threads = [threading.Thread(target=lambda: ended.append(raised(errors.Error, "", own.forward, *b.arguments(), dtype="bf16", deadline=60))) for _ in range(4)]
+    gone = close_with_calls_under_way(b)
+    gc.collect()
+    assert gone() is None, "a client that nobody has is kept"
+
+
+def close_with_calls_under_way(b):
+    own, ended = client(), []
+
+    def call_on():
+        ended.append(raised(errors.Error, "CANCELLED", own.forward, *b.arguments(), dtype="bf16", deadline=60))
+
+    with stopped_nodes():
+        threads = [threading.Thread(target=call_on) for _ in range(4)]
         for thread in threads:
             thread.start()
         wait_for(lambda: len(_client._under_way) == 4, "calls under way")
         own.close()
         for thread in threads:
             thread.join()
-        assert len(ended) == 4 and not _client._under_way
-    gone = weakref.ref(own)
-    del own, threads, ended
-    gc.collect()
-    assert gone() is None, "a client that nobody has is kept"
+    assert len(ended) == 4 and not _client._under_way
+    return weakref.ref(own)
 
 
 def case_threads(c, b):
@@ -427,13 +432,37 @@ def case_asyncio_survives_a_killed_node(c, b):
     assert c.stats().calls - before.calls == 64 * 20 and c.stats().calls_failed == before.calls_failed
 
 
+# ---- where the service wants TLS ----
+
+
+def make_client(answers):
+    try:
+        with client():
+            answers.put("made")
+    except errors.FailedPrecondition as error:
+        answers.put(str(error))
+
+
+def tls_calls_and_children(c, b):
+    assert np.array_equal(c.forward(*b.arguments(), dtype="bf16"), b.y16)
+    raised(errors.DeadlineExceeded, "", expertd.Client, URL, token=TOKEN, tls=expertd.Tls(CA, "other.example"), wait=0.5)
+    for way, answer in ("fork", "multiprocessing's spawn"), ("spawn", "made"):
+        context = multiprocessing.get_context(way)
+        answers = context.Queue()
+        child = context.Process(target=make_client, args=(answers,))
+        child.start()
+        said = answers.get(timeout=60)
+        assert answer in said, said
+        child.join()
+
+
 def main():
-    cases = [(name, case) for name, case in globals().items() if name.startswith("case_")]
+    cases = [(name, case) for name, case in globals().items() if name.startswith("tls_" if CA else "case_")]
     with Cluster() as files, client() as c:
         b = Batch(files, 5)
         for name, case in cases:
             case(c, b)
-            print(f"passed: {name[5:]}", flush=True)
+            print(f"passed: {name.partition('_')[2]}", flush=True)
             assert not _client._under_way and not Dlpack.alive
     return 0
 

@@ -40,6 +40,22 @@ def check_manual(c, python, url):
     assert said == b"(4, 128) float32\n", said
 
 
+def run_cases(python, **environment):
+    environment = {"TEST_TOKEN": "token-of-clients-1", "TEST_NODES": "", **os.environ, **environment}
+    done = subprocess.run([python, "-X", "faulthandler", f"{HERE}/cases.py", BUILD, SOURCE], env=environment, timeout=280)
+    assert done.returncode == 0, f"cases.py ended with {done.returncode}"
+
+
+def check_tls(c, python, token):
+    c.make_certificates()
+    tls = [f"--tls-ca-file={c.path('ca.pem')}", f"--tls-cert-key-file={c.path('service.pem')}", "--tls-server-name=127.0.0.1", f"--token-file={token}",
+           "--listen=tls+tcp://127.0.0.1:0"]
+    url = c.coordinator(*tls, name="private")["rpc_url"]
+    c.node("c", f"--coordinator-url={url}", *tls)
+    c.wait_serving("--coordinator", url, "--tls-ca", c.path("ca.pem"), "--tls-server-name", "127.0.0.1", "--token-file", token)
+    run_cases(python, TEST_URL=url, TEST_CA=c.path("ca.pem"))
+
+
 def main():
     os.environ["LD_LIBRARY_PATH"] = f"{BUILD}/client"
     with Cluster() as c:
@@ -52,9 +68,8 @@ def main():
         for name in "a", "b":
             c.node(name, f"--coordinator-url={url}", *tokens)
         c.wait_serving("--coordinator", url, "--token-file", token)
-        environment = dict(os.environ, TEST_URL=url, TEST_TOKEN="token-of-clients-1", TEST_NODES=" ".join(str(p.pid) for n, p in c.processes if n in "ab"))
-        done = subprocess.run([python, "-X", "faulthandler", f"{HERE}/cases.py", BUILD, SOURCE], env=environment, timeout=280)
-        assert done.returncode == 0, f"cases.py ended with {done.returncode}"
+        run_cases(python, TEST_URL=url, TEST_NODES=" ".join(str(p.pid) for n, p in c.processes if n in "ab"))
+        check_tls(c, python, token)
     with Cluster() as c:
         url = c.coordinator()["rpc_url"]
         c.node("a", f"--coordinator-url={url}")
