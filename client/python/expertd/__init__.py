@@ -12,7 +12,8 @@ from ._client import Client, Health, Layer, Model, Node, Prepared, Result, Stats
 from .errors import Error
 
 __version__ = "0.1.0"
-__all__ = ["Client", "Error", "Health", "Layer", "Model", "Node", "Prepared", "Result", "Stats", "Tls", "errors", "library_version"]
+__all__ = ["Client", "Error", "Health", "Layer", "Model", "Node", "Prepared", "Result", "Stats", "Tls", "errors"]
+__all__ += ["library_version"]
 
 
 def library_version() -> str:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libexpertd's structs, numbers and functions as expertd/client.h has them: the one place that repeats it. A test compares
-sizes, offsets and numbers with the compiler's. The library takes structs of other versions, so this may be older than it."""
+"""libexpertd's structs, numbers and functions as expertd/client.h has them: the one place that repeats it. A test
+compares sizes, offsets and numbers with the compiler's. The library takes structs of other versions, so this may be
+older than it."""
 
 import ctypes
 import os
-from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char, c_char_p, c_float, c_int, c_int32, c_int64
+from ctypes import c_size_t, c_uint32, c_uint64, c_void_p
 
 LIBRARY = "libexpertd.so.0"
 RANK_MAX = 8
@@ -12,7 +14,9 @@ HEDGE_BY_POLICY = 2**32 - 1
 
 # Names as users write them, numbers as in C: ENUM_CONSTANT -> {name: number}.
 ENUMS = {
-    "EP_DTYPE_": {"none": 0, "bf16": 1, "f16": 2, "f32": 3, "i8": 4, "u8": 5, "i32": 6, "i64": 7, "bool": 8, "f8e4m3": 9},
+    "EP_DTYPE_": {
+        "none": 0, "bf16": 1, "f16": 2, "f32": 3, "i8": 4, "u8": 5, "i32": 6, "i64": 7, "bool": 8, "f8e4m3": 9
+    },
     "EP_MOE_MODE": {"auto": 0, "decode": 1, "prefill": 2},
     "EP_MOE_RESULT": {"combined": 0, "partial": 1, "uncombined": 2},
     "EP_MOE_WEIGHT_ON_": {"output": 0, "input": 1},
@@ -25,68 +29,99 @@ ENUMS = {
     "EP_MOE_COMBINE_QUANT": {"plain": 0, "int8": 2},
 }
 # Where the constant's name is not the prefix and the name.
-PREFIXES = {"EP_MOE_MODE": "EP_MOE_", "EP_MOE_RESULT": "EP_MOE_", "EP_MOE_COMBINE_AT": "EP_MOE_COMBINE_", "EP_MOE_COMBINE_QUANT": "EP_MOE_COMBINE_"}
+PREFIXES = {"EP_MOE_MODE": "EP_MOE_", "EP_MOE_RESULT": "EP_MOE_", "EP_MOE_COMBINE_AT": "EP_MOE_COMBINE_",
+            "EP_MOE_COMBINE_QUANT": "EP_MOE_COMBINE_"}
 
 
 class Tensor(Structure):
-    _fields_ = [("struct_bytes", c_uint32), ("dtype", c_int), ("data", c_void_p), ("rank", c_uint32), ("memory", c_int), ("shape", c_int64 * RANK_MAX),
-                ("stride_bytes", c_int64 * RANK_MAX), ("device_id", c_int32), ("sync_handle", c_uint64)]
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("dtype", c_int), ("data", c_void_p), ("rank", c_uint32), ("memory", c_int),
+        ("shape", c_int64 * RANK_MAX), ("stride_bytes", c_int64 * RANK_MAX), ("device_id", c_int32),
+        ("sync_handle", c_uint64)
+    ]
 
 
 class CError(Structure):
-    _fields_ = [("code", c_int), ("layer", c_int32), ("expert", c_int32), ("waited_us", c_int64), ("retry_after_us", c_uint64), ("current_epoch", c_uint64),
-                ("node", c_char * 64), ("text", c_char * 512)]
+    _fields_ = [
+        ("code", c_int), ("layer", c_int32), ("expert", c_int32), ("waited_us", c_int64),
+        ("retry_after_us", c_uint64), ("current_epoch", c_uint64), ("node", c_char * 64), ("text", c_char * 512)
+    ]
 
 
 class ClientConfig(Structure):
-    _fields_ = [("struct_bytes", c_uint32), ("coordinator_url", c_char_p), ("node_urls", POINTER(c_char_p)), ("node_urls_count", c_size_t), ("token", c_char_p),
-                ("tls_ca_file", c_char_p), ("tls_cert_key_file", c_char_p), ("tls_server_name", c_char_p), ("deadline_us", c_uint64), ("numerics", c_char_p),
-                ("buffer_bytes_max", c_uint64), ("calls_max", c_uint32), ("prefill_window_tokens", c_uint32), ("chunk_bytes_max", c_uint32),
-                ("payload_crc", c_bool), ("hedge_permille", c_uint32), ("lanes", c_char_p)]
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("coordinator_url", c_char_p), ("node_urls", POINTER(c_char_p)),
+        ("node_urls_count", c_size_t), ("token", c_char_p), ("tls_ca_file", c_char_p),
+        ("tls_cert_key_file", c_char_p), ("tls_server_name", c_char_p), ("deadline_us", c_uint64),
+        ("numerics", c_char_p), ("buffer_bytes_max", c_uint64), ("calls_max", c_uint32),
+        ("prefill_window_tokens", c_uint32), ("chunk_bytes_max", c_uint32), ("payload_crc", c_bool),
+        ("hedge_permille", c_uint32), ("lanes", c_char_p)
+    ]
 
 
 class LayerDesc(Structure):
-    _fields_ = [("struct_bytes", c_uint32), ("layer", c_uint32), ("hidden", c_uint32), ("inner", c_uint32), ("experts", c_uint32), ("shared_experts", c_uint32),
-                ("top_k", c_uint32), ("copies_min", c_uint32), ("activation", c_char * 32)]
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("layer", c_uint32), ("hidden", c_uint32), ("inner", c_uint32),
+        ("experts", c_uint32), ("shared_experts", c_uint32), ("top_k", c_uint32), ("copies_min", c_uint32),
+        ("activation", c_char * 32)
+    ]
 
 
 class ModelDesc(Structure):
-    _fields_ = [("struct_bytes", c_uint32), ("name", c_char * 128), ("version", c_char * 32), ("numerics", c_char * 96), ("layers_count", c_uint32),
-                ("is_default", c_uint32)]
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("name", c_char * 128), ("version", c_char * 32), ("numerics", c_char * 96),
+        ("layers_count", c_uint32), ("is_default", c_uint32)
+    ]
 
 
 class MoeArgs(Structure):
-    _fields_ = [("struct_bytes", c_uint32), ("model", c_char_p), ("version", c_char_p), ("layer", c_uint32), ("x", Tensor), ("x_scales", Tensor),
-                ("expert_ids", Tensor), ("expert_scales", Tensor), ("active_mask", Tensor), ("partial_slots", Tensor), ("shared", Tensor),
-                ("zero_experts", c_uint32), ("copy_experts", c_uint32), ("const_experts", c_uint32), ("const_alpha1", Tensor), ("const_alpha2", Tensor),
-                ("const_v", Tensor), ("const_rule", c_int), ("result", c_int), ("weight_on", c_int), ("shared_source", c_int), ("nan_policy", c_int),
-                ("x_abs_max", c_float), ("mode", c_int), ("wire_dtype", c_int), ("allow_duplicates", c_bool), ("allow_missing", c_bool),
-                ("deadline_us", c_uint64), ("traceparent", c_char_p), ("tenant", c_char_p), ("missing_slots", POINTER(c_uint32)), ("missing_slots_max", c_size_t),
-                ("comm_alg", c_int), ("combine_at", c_int), ("dispatch_quant", c_int), ("combine_quant", c_int), ("smooth_scales", Tensor),
-                ("step_group", c_uint64), ("step_group_size", c_uint32), ("want_timing", c_bool)]
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("model", c_char_p), ("version", c_char_p), ("layer", c_uint32),
+        ("x", Tensor), ("x_scales", Tensor), ("expert_ids", Tensor), ("expert_scales", Tensor),
+        ("active_mask", Tensor), ("partial_slots", Tensor), ("shared", Tensor), ("zero_experts", c_uint32),
+        ("copy_experts", c_uint32), ("const_experts", c_uint32), ("const_alpha1", Tensor),
+        ("const_alpha2", Tensor), ("const_v", Tensor), ("const_rule", c_int), ("result", c_int),
+        ("weight_on", c_int), ("shared_source", c_int), ("nan_policy", c_int), ("x_abs_max", c_float),
+        ("mode", c_int), ("wire_dtype", c_int), ("allow_duplicates", c_bool), ("allow_missing", c_bool),
+        ("deadline_us", c_uint64), ("traceparent", c_char_p), ("tenant", c_char_p),
+        ("missing_slots", POINTER(c_uint32)), ("missing_slots_max", c_size_t), ("comm_alg", c_int),
+        ("combine_at", c_int), ("dispatch_quant", c_int), ("combine_quant", c_int), ("smooth_scales", Tensor),
+        ("step_group", c_uint64), ("step_group_size", c_uint32), ("want_timing", c_bool)
+    ]
 
 
 class MoeResult(Structure):
-    _fields_ = [("struct_bytes", c_uint32), ("mode", c_int), ("nodes", c_uint32), ("frames", c_uint32), ("rerouted_frames", c_uint32),
-                ("missing_count", c_uint32), ("missing_first_slot", c_uint32), ("total_us", c_uint64), ("epoch_term", c_uint64), ("epoch_number", c_uint64),
-                ("bytes_sent", c_uint64), ("bytes_received", c_uint64), ("numerics", c_char * 96), ("error", CError), ("hedged_frames", c_uint32),
-                ("pack_us", c_uint64), ("wire_us", c_uint64), ("queue_us", c_uint64), ("compute_us", c_uint64), ("combine_us", c_uint64), ("comm_alg", c_int),
-                ("combine_at", c_int)]
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("mode", c_int), ("nodes", c_uint32), ("frames", c_uint32),
+        ("rerouted_frames", c_uint32), ("missing_count", c_uint32), ("missing_first_slot", c_uint32),
+        ("total_us", c_uint64), ("epoch_term", c_uint64), ("epoch_number", c_uint64), ("bytes_sent", c_uint64),
+        ("bytes_received", c_uint64), ("numerics", c_char * 96), ("error", CError), ("hedged_frames", c_uint32),
+        ("pack_us", c_uint64), ("wire_us", c_uint64), ("queue_us", c_uint64), ("compute_us", c_uint64),
+        ("combine_us", c_uint64), ("comm_alg", c_int), ("combine_at", c_int)
+    ]
 
 
 class ClientStats(Structure):
-    _fields_ = [("struct_bytes", c_uint32), ("calls", c_uint64), ("calls_failed", c_uint64), ("frames_sent", c_uint64), ("frames_rerouted", c_uint64),
-                ("late_replies", c_uint64), ("nonfinite_rows", c_uint64), ("bytes_sent", c_uint64), ("bytes_received", c_uint64),
-                ("buffer_bytes_lent", c_uint64), ("buffer_allocations", c_uint64), ("hedged_frames", c_uint64), ("buffer_bytes_peak", c_uint64)]
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("calls", c_uint64), ("calls_failed", c_uint64), ("frames_sent", c_uint64),
+        ("frames_rerouted", c_uint64), ("late_replies", c_uint64), ("nonfinite_rows", c_uint64),
+        ("bytes_sent", c_uint64), ("bytes_received", c_uint64), ("buffer_bytes_lent", c_uint64),
+        ("buffer_allocations", c_uint64), ("hedged_frames", c_uint64), ("buffer_bytes_peak", c_uint64)
+    ]
 
 
 class NodeWaits(Structure):
-    _fields_ = [("struct_bytes", c_uint32), ("node", c_char * 128), ("frames", c_uint64), ("wait_us", c_uint64), ("wire_us", c_uint64), ("queue_us", c_uint64),
-                ("compute_us", c_uint64), ("wait_max_us", c_uint64)]
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("node", c_char * 128), ("frames", c_uint64), ("wait_us", c_uint64),
+        ("wire_us", c_uint64), ("queue_us", c_uint64), ("compute_us", c_uint64), ("wait_max_us", c_uint64)
+    ]
 
 
-STRUCTS = {"ep_tensor": Tensor, "ep_error": CError, "ep_client_config": ClientConfig, "ep_layer_desc": LayerDesc, "ep_model_desc": ModelDesc,
-           "ep_moe_args": MoeArgs, "ep_moe_result": MoeResult, "ep_client_stats": ClientStats, "ep_client_node_waits": NodeWaits}
+STRUCTS = {
+    "ep_tensor": Tensor, "ep_error": CError, "ep_client_config": ClientConfig, "ep_layer_desc": LayerDesc,
+    "ep_model_desc": ModelDesc, "ep_moe_args": MoeArgs, "ep_moe_result": MoeResult, "ep_client_stats": ClientStats,
+    "ep_client_node_waits": NodeWaits
+}
 
 Done = CFUNCTYPE(None, c_void_p, POINTER(MoeResult))
 _P = c_void_p  # a handle
@@ -106,7 +141,9 @@ FUNCTIONS = {
     "ep_client_epoch": (c_int, [_P, POINTER(c_uint64), POINTER(c_uint64)]),
     "ep_client_read_stats": (None, [_P, POINTER(ClientStats)]),
     "ep_client_read_waits": (c_int, [_P, c_uint32, POINTER(NodeWaits)]),
-    "ep_moe_forward_async": (c_int, [_P, POINTER(MoeArgs), POINTER(Tensor), Done, c_void_p, POINTER(_P), POINTER(CError)]),
+    "ep_moe_forward_async": (
+        c_int, [_P, POINTER(MoeArgs), POINTER(Tensor), Done, c_void_p, POINTER(_P), POINTER(CError)]
+    ),
     "ep_call_cancel": (None, [_P]),
     "ep_call_create": (c_int, [_P, POINTER(MoeArgs), POINTER(Tensor), POINTER(_P), POINTER(CError)]),
     "ep_call_begin": (c_int, [_P, c_uint32, POINTER(CError)]),
@@ -120,13 +157,15 @@ def _load():
     try:
         lib = ctypes.CDLL(path)
     except OSError as error:
-        raise ImportError(f"{path} cannot be loaded ({error}): install the package libexpertd0, or run ldconfig after cmake --install, or name the file in "
-                          "EXPERTD_LIBRARY") from None
+        raise ImportError(
+            f"{path} cannot be loaded ({error}): install the package libexpertd0, or run ldconfig after "
+            "cmake --install, or name the file in EXPERTD_LIBRARY"
+        ) from None
     for name, (result, arguments) in FUNCTIONS.items():
         try:
             function = getattr(lib, name)
         except AttributeError:
-            raise ImportError(f"{path} has no {name}: it is older than this package, which needs 0.1.0 or newer") from None
+            raise ImportError(f"{path} has no {name}: this package needs libexpertd 0.1.0 or newer") from None
         function.restype, function.argtypes = result, arguments
     return lib
 

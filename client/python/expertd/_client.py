@@ -19,10 +19,28 @@ from . import _c, _tensors, errors
 from ._c import lib
 
 _SLICE_US = 50_000  # waits in the main thread are cut into such, so that Ctrl-C is seen
-_WORDS = {"mode": "EP_MOE_MODE", "result": "EP_MOE_RESULT", "weight_on": "EP_MOE_WEIGHT_ON_", "shared_source": "EP_MOE_SHARED_", "nan_policy": "EP_MOE_NAN_",
-          "const_rule": "EP_MOE_CONST_", "comm_alg": "EP_MOE_COMM_", "combine_at": "EP_MOE_COMBINE_AT", "dispatch_quant": "EP_MOE_DISPATCH_",
-          "combine_quant": "EP_MOE_COMBINE_QUANT"}
-_TENSORS = ("x_scales", "active_mask", "partial_slots", "shared", "const_alpha1", "const_alpha2", "const_v", "smooth_scales")
+_WORDS = {
+    "mode": "EP_MOE_MODE",
+    "result": "EP_MOE_RESULT",
+    "weight_on": "EP_MOE_WEIGHT_ON_",
+    "shared_source": "EP_MOE_SHARED_",
+    "nan_policy": "EP_MOE_NAN_",
+    "const_rule": "EP_MOE_CONST_",
+    "comm_alg": "EP_MOE_COMM_",
+    "combine_at": "EP_MOE_COMBINE_AT",
+    "dispatch_quant": "EP_MOE_DISPATCH_",
+    "combine_quant": "EP_MOE_COMBINE_QUANT",
+}
+_TENSORS = (
+    "x_scales",
+    "active_mask",
+    "partial_slots",
+    "shared",
+    "const_alpha1",
+    "const_alpha2",
+    "const_v",
+    "smooth_scales",
+)
 _INTEGERS = {"zero_experts": 32, "copy_experts": 32, "const_experts": 32, "step_group": 64, "step_group_size": 32}
 _BOOLS = ("allow_duplicates", "allow_missing", "want_timing")
 
@@ -50,7 +68,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Model:
-    """version is a hash of the config and of the weights' identity: equal versions, the same model. numerics: "" until one is pinned."""
+    """version is a hash of the config and of the weights' identity: equal versions, the same model. numerics: "" until
+    one is pinned."""
 
     name: str
     version: str
@@ -92,7 +111,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Health:
-    """ready: a routing table is there and each model's every expert has a copy. epoch: (term, number) of the table, or None."""
+    """ready: a routing table is there and each model's every expert has a copy. epoch: (term, number) of the table."""
 
     ready: bool
     epoch: Optional[Tuple[int, int]]
@@ -103,7 +122,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Result:
-    """What a call tells beside its rows; times in microseconds. missing_slots: numbers t * K + k, with allow_missing."""
+    """What a call tells beside its rows; times in microseconds. missing_slots: t * K + k of each."""
 
     mode: str
     nodes: int
@@ -182,9 +201,26 @@ def _plain(kind: type, struct: ctypes.Structure, **more: Any) -> Any:
 class _Request:
     """The C side of one call, and all that must outlive it."""
 
-    def __init__(self, model: str, layer: int, x: Any, expert_ids: Any, expert_scales: Any, out: Any, *, dtype: Optional[str] = None,
-                 out_dtype: Optional[str] = None, version: Optional[str] = None, deadline: Optional[float] = None, wire_dtype: Optional[str] = None,
-                 x_abs_max: float = 0.0, traceparent: Optional[str] = None, tenant: Optional[str] = None, with_result: bool = False, **more: Any):
+    def __init__(
+        self,
+        model: str,
+        layer: int,
+        x: Any,
+        expert_ids: Any,
+        expert_scales: Any,
+        out: Any,
+        *,
+        dtype: Optional[str] = None,
+        out_dtype: Optional[str] = None,
+        version: Optional[str] = None,
+        deadline: Optional[float] = None,
+        wire_dtype: Optional[str] = None,
+        x_abs_max: float = 0.0,
+        traceparent: Optional[str] = None,
+        tenant: Optional[str] = None,
+        with_result: bool = False,
+        **more: Any,
+    ):
         if dtype not in (None, "bf16"):
             raise ValueError(f"dtype is {dtype!r}: allowed are None and 'bf16', what elements of uint16 are")
         if out_dtype not in (None, "bf16", "f16", "f32"):
@@ -208,34 +244,43 @@ class _Request:
             raise ValueError(f"x has rank {len(given.shape)}: allowed is 2, [T,H]")
         self._set("expert_ids", expert_ids, None)
         self._set("expert_scales", expert_scales, dtype)
+        self._take_options(more, dtype)
+        self.missing = None
+        if a.allow_missing:
+            if not with_result:
+                raise ValueError("allow_missing without with_result: only the Result tells missing rows from zeros")
+            self.missing = (c_uint32 * (a.expert_ids.shape[0] * a.expert_ids.shape[1]))()
+            a.missing_slots, a.missing_slots_max = self.missing, len(self.missing)
+        self.out = self._new_out(x, given, out_dtype, dtype) if out is None else out
+        self.out_view = _tensors.view("out", self.out, dtype, writable=True)
+        if out_dtype is not None and self.out_view.dtype != out_dtype:
+            raise ValueError(
+                f"out has type {self.out_view.dtype} and out_dtype is {out_dtype}: allowed is one of both, or the same"
+            )
+
+    def _take_options(self, more: Dict[str, Any], dtype: Optional[str]) -> None:
         for name, value in more.items():
             if name in _TENSORS:
                 if value is not None:
                     self._set(name, value, dtype)
             elif name in _WORDS:
-                setattr(a, name, _word(name, value, _c.ENUMS[_WORDS[name]]))
+                setattr(self.args, name, _word(name, value, _c.ENUMS[_WORDS[name]]))
             elif name in _INTEGERS:
-                setattr(a, name, _integer(name, value, _INTEGERS[name]))
+                setattr(self.args, name, _integer(name, value, _INTEGERS[name]))
             elif name in _BOOLS:
-                setattr(a, name, _bool(name, value))
+                setattr(self.args, name, _bool(name, value))
             else:
-                raise TypeError(f"there is no argument {name!r}: allowed are {', '.join(sorted([*_TENSORS, *_WORDS, *_INTEGERS, *_BOOLS]))} and those that "
-                                "Client.forward names")
-        slots = tuple(self.args.expert_ids.shape[:2])
-        self.missing = None
-        if a.allow_missing:
-            if not with_result:
-                raise ValueError("allow_missing without with_result: who is not told which rows are missing cannot tell zeros from them")
-            self.missing = (c_uint32 * (slots[0] * slots[1]))()
-            a.missing_slots, a.missing_slots_max = self.missing, len(self.missing)
-        if out is None:
-            shape = given.shape if a.result != _c.ENUMS["EP_MOE_RESULT"]["uncombined"] else (given.shape[0], slots[1], given.shape[-1])
-            kind = out_dtype or (given.dtype if given.dtype in ("bf16", "f16", "f32") else "f32")
-            out = _tensors.empty_like(x, shape, kind, dtype)
-        self.out = out
-        self.out_view = _tensors.view("out", out, dtype, writable=True)
-        if out_dtype is not None and self.out_view.dtype != out_dtype:
-            raise ValueError(f"out has type {self.out_view.dtype} and out_dtype is {out_dtype}: allowed is one of both, or the same")
+                raise TypeError(
+                    f"there is no argument {name!r}: allowed are those that Client.forward names, and "
+                    + ", ".join(sorted([*_TENSORS, *_WORDS, *_INTEGERS, *_BOOLS]))
+                )
+
+    def _new_out(self, x: Any, given: _tensors.View, out_dtype: Optional[str], dtype: Optional[str]) -> Any:
+        shape = given.shape
+        if self.args.result == _c.ENUMS["EP_MOE_RESULT"]["uncombined"]:
+            shape = (shape[0], self.args.expert_ids.shape[1], shape[1])
+        kind = out_dtype or (given.dtype if given.dtype in ("bf16", "f16", "f32") else "f32")
+        return _tensors.empty_like(x, shape, kind)
 
     def _set(self, name: str, array: Any, dtype: Optional[str]) -> _tensors.View:
         view = _tensors.view(name, array, dtype)
@@ -247,20 +292,36 @@ class _Request:
         if not self.with_result:
             return self.out
         missing = tuple(self.missing[: c.missing_count]) if self.missing is not None else ()
-        return self.out, _plain(Result, c, mode=_name_of("EP_MOE_MODE", c.mode), comm_alg=_name_of("EP_MOE_COMM_", c.comm_alg),
-                                combine_at=_name_of("EP_MOE_COMBINE_AT", c.combine_at), missing_slots=missing)
+        return self.out, _plain(
+            Result,
+            c,
+            mode=_name_of("EP_MOE_MODE", c.mode),
+            comm_alg=_name_of("EP_MOE_COMM_", c.comm_alg),
+            combine_at=_name_of("EP_MOE_COMBINE_AT", c.combine_at),
+            missing_slots=missing,
+        )
 
 
 # ---- calls under way ----
 
 _under_way: Dict[int, "_Flight"] = {}  # what the library may still touch lives at least so long
 _numbers = itertools.count(1)
+_of_library = threading.local()  # has .thread on threads that call back
+
+
+def _destroy(function: Any, handle: c_void_p, _keep: Any = None) -> None:
+    """Also when the garbage collector comes by inside a callback, which must not wait for the library."""
+    if getattr(_of_library, "thread", False):
+        threading.Thread(target=function, args=(handle,)).start()
+    else:
+        function(handle)
 
 
 def _on_done(number: int, result: Any) -> None:
+    _of_library.thread = True
     flight = _under_way.pop(number)
     with flight.lock:
-        flight.call = None
+        flight.over = True
     flight.result = _c.MoeResult.from_buffer_copy(result.contents)
     flight.tell()
 
@@ -274,22 +335,51 @@ class _Flight:
     def __init__(self, client: "Client", request: _Request, tell: Any):
         self.client, self.request, self.tell = client, request, tell
         self.result: Any = None
-        self.call: Optional[c_void_p] = None
-        self.lock = threading.Lock()
+        self.call, self.over, self.lock = c_void_p(), False, threading.Lock()
 
     def begin(self) -> None:
-        number, call, error = next(_numbers), c_void_p(), _c.CError()
+        number, error = next(_numbers), _c.CError()
         _under_way[number] = self
-        with self.client._use as handle, self.lock:  # else the end could come before call is known
-            code = lib.ep_moe_forward_async(handle, byref(self.request.args), byref(self.request.out_view.tensor), _on_done_c, number, byref(call), byref(error))
-            self.call = call if code == 0 else None
-        if code != 0:
-            del _under_way[number]
-            raise errors.from_c(error)
+        try:
+            with self.client._use as handle:
+                code = lib.ep_moe_forward_async(
+                    handle,
+                    byref(self.request.args),
+                    byref(self.request.out_view.tensor),
+                    _on_done_c,
+                    number,
+                    byref(self.call),
+                    byref(error),
+                )
+            if code != 0:
+                raise errors.from_c(error)
+        except BaseException:
+            if not self.has_begun():
+                del _under_way[number]
+            raise
+
+    def has_begun(self) -> bool:
+        return self.call.value is not None
+
+    def fly(self, ended: Any) -> None:
+        """Begins it and waits for its end. Ctrl-C cancels, and is raised then: before, the library may write to out."""
+        interrupted = None
+        while self.result is None:
+            try:
+                if not self.has_begun():
+                    self.begin()
+                ended.acquire()
+            except KeyboardInterrupt as error:
+                if not self.has_begun():
+                    raise
+                interrupted = error
+                self.cancel()
+        if interrupted is not None:
+            raise interrupted
 
     def cancel(self) -> None:
         with self.lock:  # the handle is there until its callback returns, which waits for this
-            if self.call is not None:
+            if self.has_begun() and not self.over:
                 lib.ep_call_cancel(self.call)
 
     def answer(self) -> Any:
@@ -333,21 +423,30 @@ async def _wait_ended(ended: "asyncio.Future[None]", flight: Any) -> Any:
 
 
 class Prepared:
-    """A call with fixed buffers: nothing is allocated and no address changes from run to run. One run at a time, from one thread at a time.
+    """A call with fixed buffers: no address changes from run to run. One run at a time, from one thread at a time.
 
-    run(n) and run_async(n) compute the first n tokens of the buffers (None: all) and return what Client.forward does; rows after them are not touched.
+    run(n) and run_async(n) compute the first n tokens of the buffers (None: all) and return what Client.forward does;
+    rows after them are not touched.
     begin(n) and finish() are their two halves. Made by Client.prepare; a context manager.
     """
 
     def __init__(self, client: "Client", request: _Request):
         self._request, self._client, self._result = request, client, _c.sized(_c.MoeResult)
         self._handle, error = c_void_p(), _c.CError()
-        self._busy, self._alive = threading.Lock(), threading.Lock()  # of the thread that has the handle; of whoever cancels or closes
+        self._busy, self._alive = (
+            threading.Lock(),
+            threading.Lock(),
+        )  # of the thread that has the handle; of whoever cancels or closes
         with client._use as handle:
-            if lib.ep_call_create(handle, byref(request.args), byref(request.out_view.tensor), byref(self._handle), byref(error)) != 0:
+            if (
+                lib.ep_call_create(
+                    handle, byref(request.args), byref(request.out_view.tensor), byref(self._handle), byref(error)
+                )
+                != 0
+            ):
                 raise errors.from_c(error)
         self._tokens = request.out_view.shape[0]
-        self._finalizer = weakref.finalize(self, _destroy_call, self._handle, request)
+        self._finalizer = weakref.finalize(self, _destroy, lib.ep_call_destroy, self._handle, request)
         client._prepared.add(self)
 
     @property
@@ -365,8 +464,15 @@ class Prepared:
         if threading.current_thread() is not threading.main_thread():
             self._finish()  # no signal handler runs here
             return self.answer()
-        ended = self._client._pool.submit(self._finish)
-        _wait_or_cancel(ended.done, ended.result, self.cancel)
+        ended, interrupted = self._client._pool.submit(self._finish), None
+        while not ended.done():
+            try:
+                concurrent.futures.wait([ended])
+            except KeyboardInterrupt as error:
+                interrupted = error
+                self.cancel()
+        if interrupted is not None:
+            raise interrupted
         ended.result()
         return self.answer()
 
@@ -415,28 +521,16 @@ class Prepared:
         self.close()
 
 
-def _destroy_call(handle: c_void_p, _request: _Request) -> None:
-    lib.ep_call_destroy(handle)
-
-
-def _wait_or_cancel(is_over: Any, wait: Any, cancel: Any) -> None:
-    """Ctrl-C cancels, and is raised when the call is over: until then the library may write to out."""
-    interrupted = None
-    while not is_over():
-        try:
-            wait()
-        except KeyboardInterrupt as error:
-            interrupted = error
-            cancel()
-    if interrupted is not None:
-        raise interrupted
-
-
 class _Use:
     """with client._use as handle: the client is not destroyed inside. For short calls of the library."""
 
     def __init__(self, client_ref: Any):
-        self._client, self._changed, self._count, self._closed = client_ref, threading.Condition(threading.Lock()), 0, False
+        self._client, self._changed, self._count, self._closed = (
+            client_ref,
+            threading.Condition(threading.Lock()),
+            0,
+            False,
+        )
 
     def __enter__(self) -> c_void_p:
         client = self._client()
@@ -474,15 +568,30 @@ class Client:
                        as in ep_client_config (expertd/client.h)
 
     Threads    any number use one client at once. The GIL is released while a call waits.
-    Fork       a child makes a client of its own: a parent's gives FailedPrecondition there. After tls+tcp:// or the nng lane was used a child can
-               make none for them: start it with multiprocessing's "spawn".
-    Errors     ValueError and TypeError for arguments; errors.Error otherwise, one class a code: Unavailable, DeadlineExceeded, NotFound...
+    Fork       a child makes a client of its own: a parent's gives FailedPrecondition there. After tls+tcp:// or the
+               nng lane was used a child can make none for them: start it with multiprocessing's "spawn".
+    Errors     ValueError and TypeError for arguments; errors.Error otherwise, one class a code: Unavailable,
+               DeadlineExceeded, NotFound...
     """
 
-    def __init__(self, coordinator: Optional[str] = None, *, nodes: Optional[Sequence[str]] = None, token: Optional[str] = None, tls: Optional[Tls] = None,
-                 wait: Optional[float] = 10.0, deadline: float = 10.0, numerics: Optional[str] = None, buffer_bytes_max: Optional[int] = None,
-                 calls_max: Optional[int] = None, prefill_window_tokens: Optional[int] = None, chunk_bytes_max: Optional[int] = None,
-                 payload_crc: bool = True, hedge_permille: Optional[int] = None, lanes: Optional[str] = None):
+    def __init__(
+        self,
+        coordinator: Optional[str] = None,
+        *,
+        nodes: Optional[Sequence[str]] = None,
+        token: Optional[str] = None,
+        tls: Optional[Tls] = None,
+        wait: Optional[float] = 10.0,
+        deadline: float = 10.0,
+        numerics: Optional[str] = None,
+        buffer_bytes_max: Optional[int] = None,
+        calls_max: Optional[int] = None,
+        prefill_window_tokens: Optional[int] = None,
+        chunk_bytes_max: Optional[int] = None,
+        payload_crc: bool = True,
+        hedge_permille: Optional[int] = None,
+        lanes: Optional[str] = None,
+    ):
         config, error, handle = _c.ClientConfig(), _c.CError(), c_void_p()
         lib.ep_client_config_init_sized(byref(config), ctypes.sizeof(config))
         config.coordinator_url, config.token = _text("coordinator", coordinator), _text("token", token)
@@ -493,14 +602,23 @@ class Client:
             config.node_urls, config.node_urls_count = urls, len(nodes)
         if tls is not None:
             if not isinstance(tls, Tls):
-                raise TypeError(f"tls is a {type(tls).__name__}: allowed is expertd.Tls(ca_file, server_name, cert_key_file)")
-            config.tls_ca_file, config.tls_server_name = _text("tls.ca_file", tls.ca_file), _text("tls.server_name", tls.server_name)
+                raise TypeError(
+                    f"tls is a {type(tls).__name__}: allowed is expertd.Tls(ca_file, server_name, cert_key_file)"
+                )
+            config.tls_ca_file, config.tls_server_name = _text("tls.ca_file", tls.ca_file), _text(
+                "tls.server_name", tls.server_name
+            )
             config.tls_cert_key_file = _text("tls.cert_key_file", tls.cert_key_file)
         config.deadline_us = _microseconds("deadline", deadline)
         config.numerics, config.lanes = _text("numerics", numerics), _text("lanes", lanes)
         config.payload_crc = _bool("payload_crc", payload_crc)
-        for name, value, bits in (("buffer_bytes_max", buffer_bytes_max, 64), ("calls_max", calls_max, 32), ("prefill_window_tokens", prefill_window_tokens, 32),
-                                  ("chunk_bytes_max", chunk_bytes_max, 32), ("hedge_permille", hedge_permille, 32)):
+        for name, value, bits in (
+            ("buffer_bytes_max", buffer_bytes_max, 64),
+            ("calls_max", calls_max, 32),
+            ("prefill_window_tokens", prefill_window_tokens, 32),
+            ("chunk_bytes_max", chunk_bytes_max, 32),
+            ("hedge_permille", hedge_permille, 32),
+        ):
             if value is not None:
                 setattr(config, name, _integer(name, value, bits))
         if wait is not None:
@@ -510,8 +628,10 @@ class Client:
         self._handle, self._pid = handle, os.getpid()
         self._prepared: "weakref.WeakSet[Prepared]" = weakref.WeakSet()
         self._use, self._deadline = _Use(weakref.ref(self)), deadline
-        self._pool = concurrent.futures.ThreadPoolExecutor(128, "expertd")  # for waits of prepared calls; its threads come when needed
-        self._finalizer = weakref.finalize(self, lib.ep_client_destroy, handle)
+        self._pool = concurrent.futures.ThreadPoolExecutor(
+            128, "expertd"
+        )  # for waits of prepared calls; its threads come when needed
+        self._finalizer = weakref.finalize(self, _destroy, lib.ep_client_destroy, handle)
         if wait is not None:
             try:
                 self.wait_ready(wait)
@@ -521,26 +641,34 @@ class Client:
 
     # ---- calls ----
 
-    def forward(self, model: str, layer: int, x: Any, expert_ids: Any, expert_scales: Any, out: Any = None, **options: Any) -> Any:
+    def forward(
+        self, model: str, layer: int, x: Any, expert_ids: Any, expert_scales: Any, out: Any = None, **options: Any
+    ) -> Any:
         """y[t] = sum over k of expert_scales[t,k] * FFN_{expert_ids[t,k]}(x[t]), and the shared experts; returns out.
 
         x              [T,H] bf16, f16, f32; or i8 with x_scales
         expert_ids     [T,K] i32 or i64; -1: none
         expert_scales  [T,K] f32 or bf16, used as they are
-        out            [T,H] bf16, f16 or f32, apart from the inputs; None: a new one of x's kind (PyTorch's, else NumPy's)
+        out            [T,H] bf16, f16 or f32, apart from the inputs; None: a new one of x's kind (PyTorch's, else
+                       NumPy's). [T,K,H] with result="uncombined"
 
-        Arrays are NumPy's, or anything with DLPack in the host's memory; contiguous ones are not copied. bf16 is torch.bfloat16, ml_dtypes.bfloat16, or
-        uint16 with dtype="bf16".
+        Arrays are NumPy's, or anything with DLPack in the host's memory; contiguous ones are not copied. bf16 is
+        torch.bfloat16, ml_dtypes.bfloat16, or uint16 with dtype="bf16".
 
-        options: dtype, out_dtype ("bf16", "f16", "f32"), version, deadline (seconds), with_result (True: returns (out, Result)), and the fields of
-        ep_moe_args by their names (expertd/client.h says what each is): tensors x_scales, active_mask, partial_slots, shared, const_alpha1, const_alpha2,
-        const_v, smooth_scales; words result="combined|partial|uncombined", weight_on="output|input", shared_source="service|caller|none",
-        nan_policy="pass|reject|zero|mean", const_rule="kernel|linear", mode="auto|decode|prefill", comm_alg="auto|fullmesh|hierarchy",
-        combine_at="rows|node_sum", dispatch_quant="plain|int8|fp8", combine_quant="plain|int8", wire_dtype="bf16|f16|f32"; zero_experts, copy_experts,
-        const_experts, step_group, step_group_size, x_abs_max, allow_duplicates, allow_missing, want_timing, traceparent, tenant.
+        options: dtype, out_dtype ("bf16", "f16", "f32"), version, deadline (seconds), with_result (True: returns
+        (out, Result)), and the fields of ep_moe_args by their names; expertd/client.h says what each is:
+          tensors   x_scales [T], active_mask [T] or [T,K], partial_slots [T,K], shared [T,H], const_alpha1,
+                    const_alpha2, const_v [const_experts,H], smooth_scales [shared + E,H]
+          words     result="combined|partial|uncombined", weight_on="output|input",
+                    shared_source="service|caller|none", nan_policy="pass|reject|zero|mean",
+                    const_rule="kernel|linear", mode="auto|decode|prefill", comm_alg="auto|fullmesh|hierarchy",
+                    combine_at="rows|node_sum", dispatch_quant="plain|int8|fp8", combine_quant="plain|int8",
+                    wire_dtype="bf16|f16|f32"
+          others    zero_experts, copy_experts, const_experts, step_group, step_group_size, x_abs_max,
+                    allow_duplicates, allow_missing, want_timing, traceparent, tenant
 
-        Ctrl-C cancels the call. Errors: InvalidArgument, NotFound, Unavailable, DeadlineExceeded, ResourceExhausted, Cancelled, Closed...; out is then as
-        it was.
+        Ctrl-C cancels the call. Errors: InvalidArgument, NotFound, Unavailable, DeadlineExceeded, ResourceExhausted,
+        Cancelled, Closed...; out is then as it was.
         """
         request = _Request(model, layer, x, expert_ids, expert_scales, out, **options)
         if self._epoch() is None:  # the callback form does not wait for the first table
@@ -548,15 +676,19 @@ class Client:
         ended = threading.Lock()
         ended.acquire()
         flight = _Flight(self, request, ended.release)
-        flight.begin()
-        _wait_or_cancel(lambda: flight.result is not None, ended.acquire, flight.cancel)
+        flight.fly(ended)
         return flight.answer()
 
-    async def forward_async(self, model: str, layer: int, x: Any, expert_ids: Any, expert_scales: Any, out: Any = None, **options: Any) -> Any:
-        """As forward, for asyncio. A cancelled task cancels its call and ends when that has. Unavailable before the first table: see wait."""
+    async def forward_async(
+        self, model: str, layer: int, x: Any, expert_ids: Any, expert_scales: Any, out: Any = None, **options: Any
+    ) -> Any:
+        """As forward, for asyncio. A cancelled task cancels its call and ends when that has. Before the first table it
+        is Unavailable: wait_ready waits for that."""
         return await _fly(self, _Request(model, layer, x, expert_ids, expert_scales, out, **options))
 
-    def prepare(self, model: str, layer: int, x: Any, expert_ids: Any, expert_scales: Any, out: Any = None, **options: Any) -> Prepared:
+    def prepare(
+        self, model: str, layer: int, x: Any, expert_ids: Any, expert_scales: Any, out: Any = None, **options: Any
+    ) -> Prepared:
         """The arguments of forward, as buffers to be used again and again: refill them between runs."""
         request = _Request(model, layer, x, expert_ids, expert_scales, out, **options)
         return Prepared(self, request)
@@ -564,7 +696,8 @@ class Client:
     # ---- what it knows ----
 
     def wait_ready(self, timeout: float = 10.0) -> None:
-        """Until a routing table is there and a node of each model is connected. Errors: DeadlineExceeded with the last report."""
+        """Until a routing table is there and a node of each model is connected. Errors: DeadlineExceeded with the last
+        report."""
         end, error = time.monotonic() + _microseconds("timeout", timeout) / 1e6, _c.CError()
         while True:
             left_us = max(0, int((end - time.monotonic()) * 1e6))
@@ -635,7 +768,9 @@ class Client:
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise errors.FailedPrecondition("this process was forked from the one that made the client: a child makes its own")
+            raise errors.FailedPrecondition(
+                "this process was forked from the one that made the client: a child makes its own"
+            )
 
     def _epoch(self) -> Optional[Tuple[int, int]]:
         term, number = c_uint64(), c_uint64()
@@ -653,4 +788,8 @@ class Client:
             return True
         if code == errors.NotFound.code:
             return False
-        raise errors.BY_CODE.get(code, errors.Error)("no routing table yet: wait_ready waits for it" if code == errors.Unavailable.code else "the client is closed")
+        raise errors.BY_CODE.get(code, errors.Error)(
+            "no routing table yet: wait_ready waits for it"
+            if code == errors.Unavailable.code
+            else "the client is closed"
+        )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of callers as views that libexpertd reads or writes: NumPy's by its own attributes, all others by DLPack. Nothing is copied, but an
-input of NumPy whose rows have gaps between their elements."""
+"""Arrays of callers as views that libexpertd reads or writes: NumPy's by its own attributes, all others by DLPack.
+Nothing is copied but an input of NumPy's whose rows have gaps between their elements."""
 
 import ctypes
 import sys
@@ -13,19 +13,54 @@ from . import _c
 DTYPES = _c.ENUMS["EP_DTYPE_"]
 NAMES = {number: name for name, number in DTYPES.items()}
 BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i8": 1, "u8": 1, "i32": 4, "i64": 8, "bool": 1, "f8e4m3": 1}
-NUMPY = {"float32": "f32", "float16": "f16", "int8": "i8", "uint8": "u8", "int32": "i32", "int64": "i64", "bool": "bool", "bfloat16": "bf16",
-         "float8_e4m3fn": "f8e4m3"}
-DLPACK = {(0, 8): "i8", (0, 32): "i32", (0, 64): "i64", (1, 8): "u8", (2, 16): "f16", (2, 32): "f32", (4, 16): "bf16", (6, 8): "bool"}
+NUMPY = {
+    "float32": "f32",
+    "float16": "f16",
+    "int8": "i8",
+    "uint8": "u8",
+    "int32": "i32",
+    "int64": "i64",
+    "bool": "bool",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "f8e4m3",
+}
+DLPACK = {
+    (0, 8): "i8",
+    (0, 32): "i32",
+    (0, 64): "i64",
+    (1, 8): "u8",
+    (2, 16): "f16",
+    (2, 32): "f32",
+    (4, 16): "bf16",
+    (6, 8): "bool",
+}
 CPU = (1, 0)
 
 
 class DLTensor(Structure):
-    _fields_ = [("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32), ("code", c_uint8), ("bits", c_uint8),
-                ("lanes", c_uint16), ("shape", POINTER(c_int64)), ("strides", POINTER(c_int64)), ("byte_offset", c_uint64)]
+    _fields_ = [
+        ("data", c_void_p),
+        ("device_type", c_int32),
+        ("device_id", c_int32),
+        ("ndim", c_int32),
+        ("code", c_uint8),
+        ("bits", c_uint8),
+        ("lanes", c_uint16),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    ]
 
 
 class DLVersioned(Structure):
-    _fields_ = [("major", c_uint32), ("minor", c_uint32), ("manager", c_void_p), ("deleter", c_void_p), ("flags", c_uint64), ("tensor", DLTensor)]
+    _fields_ = [
+        ("major", c_uint32),
+        ("minor", c_uint32),
+        ("manager", c_void_p),
+        ("deleter", c_void_p),
+        ("flags", c_uint64),
+        ("tensor", DLTensor),
+    ]
 
 
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
@@ -52,7 +87,9 @@ def _element(name, dtype, wanted16, what):
             raise TypeError(f'{name} has type {what}: bf16 in uint16 is taken with dtype="bf16"')
         return wanted16
     if dtype not in NUMPY:
-        raise TypeError(f"{name} has type {what}: allowed are {', '.join(sorted(NUMPY))}, and uint16 with dtype=\"bf16\"")
+        raise TypeError(
+            f"{name} has type {what}: allowed are {', '.join(sorted(NUMPY))}, and uint16 with dtype=\"bf16\""
+        )
     return NUMPY[dtype]
 
 
@@ -77,7 +114,9 @@ def _of_numpy(name, array, wanted16, writable):
 def _capsule(name, array, writable):
     device = tuple(int(part) for part in array.__dlpack_device__())
     if device[0] != CPU[0]:
-        raise ValueError(f"{name} is on DLPack device {device}: allowed is the host's memory, {CPU}; copy it there first")
+        raise ValueError(
+            f"{name} is on DLPack device {device}: allowed is the host's memory, {CPU}; copy it there first"
+        )
     try:
         return array.__dlpack__(max_version=(1, 0))
     except TypeError:
@@ -89,7 +128,7 @@ def _capsule(name, array, writable):
 def _of_dlpack(name, array, wanted16, writable):
     try:
         capsule = _capsule(name, array, writable)
-    except (BufferError, RuntimeError) as error: # a tensor that wants a gradient, for one, which there is none of
+    except (BufferError, RuntimeError) as error:  # a tensor that wants a gradient, for one, which there is none of
         raise ValueError(f"{name} cannot be had by DLPack: {error}") from None
     if _is_valid(capsule, b"dltensor_versioned"):
         managed = DLVersioned.from_address(_pointer_of(capsule, b"dltensor_versioned"))
@@ -105,15 +144,24 @@ def _of_dlpack(name, array, wanted16, writable):
     what = f"DLPack ({t.code}, {t.bits}, {t.lanes})"
     dtype = wanted16 if (t.code, t.bits) == (1, 16) and wanted16 else DLPACK.get((t.code, t.bits))
     if dtype is None or t.lanes != 1:
-        raise TypeError(f"{name} has type {what}: allowed are {', '.join(sorted(set(DLPACK.values())))}, and uint16 with dtype=\"bf16\"")
+        raise TypeError(
+            f"{name} has type {what}: allowed are {', '.join(sorted(set(DLPACK.values())))}, "
+            'and uint16 with dtype="bf16"'
+        )
     if not 0 <= t.ndim <= _c.RANK_MAX:
         raise ValueError(f"{name} has rank {t.ndim}: allowed 0..{_c.RANK_MAX}")
     shape, size = t.shape[: t.ndim], BYTES[dtype]
-    strides = [s * size for s in t.strides[: t.ndim]] if t.strides else [size * int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(t.ndim)]
+    strides = (
+        [s * size for s in t.strides[: t.ndim]]
+        if t.strides
+        else [size * int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(t.ndim)]
+    )
     pointer = (t.data or 0) + t.byte_offset
     if _rows_are_whole(shape, strides, size) and min(strides, default=0) >= 0:
         return View((capsule, array), dtype, pointer, shape, strides)  # the capsule frees what it holds when it goes
-    raise ValueError(f"{name} has strides {strides} in bytes: allowed are rows without gaps, in order; make it contiguous")
+    raise ValueError(
+        f"{name} has strides {strides} in bytes: allowed are rows without gaps, in order; make it contiguous"
+    )
 
 
 def view(name, array, wanted16=None, writable=False):
@@ -127,7 +175,7 @@ def view(name, array, wanted16=None, writable=False):
     raise TypeError(f"{name} is a {type(array).__name__}: allowed are NumPy arrays and objects with __dlpack__")
 
 
-def empty_like(array, shape, dtype, wanted16):
+def empty_like(array, shape, dtype):
     """A new output of the kind of array: PyTorch's for PyTorch's, else NumPy's."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):

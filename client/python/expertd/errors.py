@@ -20,8 +20,9 @@ class Error(Exception):
     code: int = 2
     name: str = "UNKNOWN"
 
-    def __init__(self, text: str, *, layer: Optional[int] = None, expert: Optional[int] = None, node: str = "", waited: Optional[float] = None,
-                 retry_after: Optional[float] = None, current_epoch: Optional[int] = None):
+    def __init__(self, text: str, *, layer: Optional[int] = None, expert: Optional[int] = None, node: str = "",
+                 waited: Optional[float] = None, retry_after: Optional[float] = None,
+                 current_epoch: Optional[int] = None):
         super().__init__(text)
         self.layer, self.expert, self.node, self.waited = layer, expert, node, waited
         self.retry_after, self.current_epoch = retry_after, current_epoch
@@ -70,6 +71,11 @@ BY_CODE = {kind.code: kind for kind in _all(Error)}
 def from_c(error) -> Error:
     """The exception for an ep_error."""
     return BY_CODE.get(error.code, Error)(
-        error.text.decode(errors="replace"), layer=error.layer if error.layer >= 0 else None, expert=error.expert if error.expert >= 0 else None,
-        node=error.node.decode(errors="replace"), waited=error.waited_us / 1e6 if error.waited_us >= 0 else None,
-        retry_after=error.retry_after_us / 1e6 if error.retry_after_us else None, current_epoch=error.current_epoch or None)
+        error.text.decode(errors="replace"),
+        layer=error.layer if error.layer >= 0 else None,
+        expert=error.expert if error.expert >= 0 else None,
+        node=error.node.decode(errors="replace"),
+        waited=error.waited_us / 1e6 if error.waited_us >= 0 else None,
+        retry_after=error.retry_after_us / 1e6 if error.retry_after_us else None,
+        current_epoch=error.current_epoch or None,
+    )

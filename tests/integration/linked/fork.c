@@ -153,7 +153,19 @@ static void *call_on(void *client)
     return NULL;
 }
 
-static void fork_during(ep_client *client)
+/* What cannot work in the child says so at once, and what to do. */
+static void check_nng_refused(void)
+{
+    ep_error error;
+    ep_client *own = NULL;
+    ep_client_config config;
+    ep_client_config_init(&config);
+    config.coordinator_url = url;
+    NEED(ep_client_create(&config, &own, &error) == EP_ERR_FAILED_PRECONDITION);
+    NEED(strstr(error.text, "fork before the first client") != NULL);
+}
+
+static void fork_during(ep_client *client, void (*check_child)(void))
 {
     ep_error error = {.text = ""};
     pthread_t callers[CALLERS];
@@ -164,7 +176,7 @@ static void fork_during(ep_client *client)
         pid_t child = fork_child();
         if (child == 0) {
             check_parents_client(client);
-            check_own_client();
+            check_child();
             _exit(0);
         }
         wait_child(child);
@@ -175,26 +187,20 @@ static void fork_during(ep_client *client)
     }
 }
 
-/* What cannot work in the child says so at once, and what to do. */
 static void fork_after_nng(ep_client *client)
 {
     check_call(client);
     pid_t child = fork_child();
     if (child == 0) {
-        ep_error error;
-        ep_client *own = NULL;
-        ep_client_config config;
-        ep_client_config_init(&config);
-        config.coordinator_url = url;
         check_parents_client(client);
-        NEED(ep_client_create(&config, &own, &error) == EP_ERR_FAILED_PRECONDITION);
-        NEED(strstr(error.text, "fork before the first client") != NULL);
+        check_nng_refused();
         setenv("LIBEXPERTD_STREAM_LANE", "uv", 1);
         check_own_client();
         exit(0);
     }
     wait_child(child);
     check_call(client);
+    fork_during(client, check_nng_refused);
 }
 
 int main(int argc, char **argv)
@@ -218,7 +224,7 @@ int main(int argc, char **argv)
     } else if (strcmp(how, "after") == 0) {
         fork_after(client);
     } else if (strcmp(how, "during") == 0) {
-        fork_during(client);
+        fork_during(client, check_own_client);
     } else {
         fork_after_nng(client);
     }

@@ -53,8 +53,13 @@ def raised(kind, text, call, *args, **kwargs):
     raise AssertionError(f"no {kind.__name__} with: {text}")
 
 
+def is_whole(c):
+    models = c.models()
+    return models and all(layer.copies_min == len(NODES) for layer in models[0].layers)
+
+
 class stopped_nodes:
-    """No call ends by itself meanwhile."""
+    """No call ends by itself meanwhile. Afterwards the service is whole, however long the nodes seemed lost."""
 
     def __enter__(self):
         for pid in NODES:
@@ -63,6 +68,8 @@ class stopped_nodes:
     def __exit__(self, *_):
         for pid in NODES:
             os.kill(pid, signal.SIGCONT)
+        with client() as c:
+            wait_for(lambda: is_whole(c), "both nodes")
 
 
 # ---- results ----
@@ -77,6 +84,8 @@ def case_same_bits_as_the_oracle(c, b):
     got, result = c.forward(*b.arguments(), out, dtype="bf16", with_result=True, want_timing=True, mode="decode")
     assert got is out and np.array_equal(out, b.y32)
     assert result.mode == "decode" and 1 <= result.nodes <= 2 and result.missing_slots == () and result.numerics and result.total_us > 0, result
+    whole, result = c.forward(*b.arguments(), dtype="bf16", out_dtype="f32", allow_missing=True, with_result=True)
+    assert np.array_equal(whole, b.y32) and result.missing_slots == ()
     rows = c.forward(*b.arguments(), dtype="bf16", out_dtype="f32", result="uncombined", shared_source="none")
     assert rows.shape == (TOKENS, TOP_K, HIDDEN)
     mask = np.ones(TOKENS, bool)
@@ -293,6 +302,21 @@ def close_with_calls_under_way(b):
     return weakref.ref(own)
 
 
+def case_a_client_that_only_its_call_has(c, b):
+    owners = [client()]
+    with stopped_nodes():
+        gone = abandon_a_call(owners.pop(), b)
+        gc.collect()
+        assert gone() is not None and len(_client._under_way) == 1
+    wait_for(lambda: not _client._under_way and (gc.collect(), gone())[1] is None, "the client's end")
+
+
+def abandon_a_call(own, b):
+    flight = _client._Flight(own, _client._Request(*b.arguments(), None, dtype="bf16"), lambda: None)
+    flight.begin()
+    return weakref.ref(own)
+
+
 def case_threads(c, b):
     failed = []
 
@@ -420,11 +444,13 @@ def case_asyncio_survives_a_killed_node(c, b):
             assert np.array_equal(await c.forward_async(*b.arguments(), dtype="bf16"), b.y16)
 
     async def run():
-        with stopped_nodes():  # all calls are in flight when it dies
-            tasks = [asyncio.create_task(call_on()) for _ in range(64)]
-            while len(_client._under_way) < 64:
-                await asyncio.sleep(0)
-            os.kill(NODES[1], signal.SIGKILL)
+        for pid in NODES:
+            os.kill(pid, signal.SIGSTOP)
+        tasks = [asyncio.create_task(call_on()) for _ in range(64)]
+        while len(_client._under_way) < 64:  # all are in flight when it dies
+            await asyncio.sleep(0)
+        os.kill(NODES[1], signal.SIGKILL)
+        os.kill(NODES[0], signal.SIGCONT)
         await asyncio.gather(*tasks)
 
     before = c.stats()
