@@ -58,12 +58,27 @@ def is_whole(c):
     return models and all(layer.copies_min == len(NODES) for layer in models[0].layers)
 
 
+def is_stopped(pid):
+    """Every thread of it: a signal is not at all of them at once."""
+    try:
+        lines = [open(f"/proc/{pid}/task/{task}/stat").read() for task in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return False  # one has ended meanwhile
+    return all(line.rpartition(")")[2].split()[0] == "T" for line in lines)
+
+
+def stop_nodes():
+    for pid in NODES:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in NODES:
+        wait_for(lambda: is_stopped(pid), "a node to stop")
+
+
 class stopped_nodes:
     """No call ends by itself meanwhile. Afterwards the service is whole, however long the nodes seemed lost."""
 
     def __enter__(self):
-        for pid in NODES:
-            os.kill(pid, signal.SIGSTOP)
+        stop_nodes()
 
     def __exit__(self, *_):
         for pid in NODES:
@@ -444,8 +459,7 @@ def case_asyncio_survives_a_killed_node(c, b):
             assert np.array_equal(await c.forward_async(*b.arguments(), dtype="bf16"), b.y16)
 
     async def run():
-        for pid in NODES:
-            os.kill(pid, signal.SIGSTOP)
+        stop_nodes()
         tasks = [asyncio.create_task(call_on()) for _ in range(64)]
         while len(_client._under_way) < 64:  # all are in flight when it dies
             await asyncio.sleep(0)
