@@ -45,7 +45,7 @@ ep_err ep_group_combine_view(ep_group *group, const ep_moe_combine_args *args,
                              const ep_moe_add_rms_norm *norm, group_view *out_view,
                              ep_error *out_error);
 
-/* A plan: what a call must still be like when it runs. */
+/* A plan: what a call must still be like when it runs, and the operation begun on it. */
 struct ep_group_plan {
     uint64_t membership;
     ep_group_call call;
@@ -54,12 +54,37 @@ struct ep_group_plan {
     char workspace_formula[200];
     int64_t expand_rows;
     ep_stage stage; /* of tensors on a device */
+    void *work;     /* the operator's own */
+
+    /* the operation; touched by who drives it */
+    group_view view;
+    group_op op;
+    group_op pair; /* with view.group_tp: the exchange in that group */
+    ep_group_call pair_call;
+    const struct group_operator *operator;
+    group_op *last; /* of the two exchanges */
+    ep_error error; /* code not OK: it has failed */
+
+    pthread_mutex_t lock; /* no other is taken under it; the rest is under it */
+    pthread_cond_t changed;
+    bool claimed;     /* an operation is under way, or begins */
+    bool driven;      /* somebody does its next part, */
+    bool by_watcher;  /* the thread that calls back */
+    group_op *awaits; /* the exchange that it waits for; NULL: none, it only has to be finished */
+    bool cancelled;
+    ep_group_done_func done;
+    void *done_arg;
+    bool done_due; /* has to be called yet */
+    bool in_done;  /* is being called, by watcher */
+    pthread_t watcher;
+    bool *finished_inside; /* to be set when finished in there */
 };
 
-/* Takes the stage's memory on success. */
+/* work_bytes: of the operator's own, zeroed. Takes the stage's memory on success. */
 ep_err ep_group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes,
-                            const char *workspace_formula, const ep_stage *taken_stage,
-                            ep_group_plan **out_plan, ep_error *out_error);
+                            const char *workspace_formula, size_t work_bytes,
+                            const ep_stage *taken_stage, ep_group_plan **out_plan,
+                            ep_error *out_error);
 /* Errors: FAILED_PRECONDITION (none, stale: what differs), RESOURCE_EXHAUSTED (workspace),
  * INVALID_ARGUMENT (its alignment). */
 ep_err ep_group_plan_check(const ep_group_plan *plan, const ep_group *group, const group_view *view,

@@ -13,11 +13,14 @@
 #include "group/group_assist.h"
 #include "group/group_norm.h"
 #include "group/group_rows_io.h"
+#include "group/group_run.h"
 #include "moe/combine.h"
 #include "moe/convert.h"
 #include "moe/quantize.h"
 
 typedef struct combine_work {
+    ep_moe_combine_args host; /* on tensors of the host, like the next */
+    ep_moe_add_rms_norm host_norm;
     const ep_moe_combine_args *args;
     const ep_moe_add_rms_norm *norm; /* NULL: plain */
     const group_view *view;
@@ -110,7 +113,8 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
                  "rows more; with norm: 3 f32 more), BS %" PRIu32 ", H %" PRIu32 ", each to 64",
                  view.batch.tokens, view.batch.hidden);
         size_t bytes = parts_of(&view).bytes;
-        err = ep_group_plan_create(group, &view, bytes, formula, &stage, out_plan, out_error);
+        err = ep_group_plan_create(group, &view, bytes, formula, sizeof(combine_work), &stage,
+                                   out_plan, out_error);
         if (err == EP_OK) {
             *out_workspace_bytes = bytes;
             return EP_OK;
@@ -199,7 +203,7 @@ static const uint8_t *row_back(const combine_work *w, uint32_t row)
 /* ---- tensor-parallel pair: row_a + row_b ---- */
 
 /* Body: u64 rows | rows at 64. */
-static ep_err tp_exchange(combine_work *w, group_op *tp, ep_error *out_error)
+static ep_err tp_send(const combine_work *w, group_op *tp, ep_error *out_error)
 {
     const int32_t *counts = w->args->tp_send_counts.data;
     uint64_t theirs = (uint64_t)counts[1 - tp->own];
@@ -208,7 +212,6 @@ static ep_err tp_exchange(combine_work *w, group_op *tp, ep_error *out_error)
     ep_err err = ep_group_op_body(tp, 1 - tp->own, 64 + theirs * row_bytes, (uint32_t)theirs, &body,
                                   out_error);
     if (err != EP_OK) {
-        ep_group_op_fail(tp, out_error);
         return err;
     }
     memset(body, 0, 64);
@@ -216,8 +219,7 @@ static ep_err tp_exchange(combine_work *w, group_op *tp, ep_error *out_error)
     for (uint32_t i = 0; i < theirs; i++) {
         memcpy(body + 64 + i * row_bytes, row_back(w, w->assist.rows + i), row_bytes);
     }
-    err = ep_group_op_send(tp, out_error);
-    return err == EP_OK ? ep_group_op_wait(tp, out_error) : err;
+    return ep_group_op_send(tp, out_error);
 }
 
 /* summed = own row + partner's row, rounded once. */
@@ -259,24 +261,6 @@ static ep_err tp_add(combine_work *w, group_op *tp, ep_error *out_error)
     w->expand = w->summed->data;
     w->expand_stride = (int64_t)row_bytes;
     return EP_OK;
-}
-
-static ep_err tp_reduce(combine_work *w, ep_error *out_error)
-{
-    static const uint32_t members[2] = {0, 1};
-    ep_group_call call = ep_group_tp_call(w->view);
-    group_op tp;
-    ep_err err =
-        ep_group_op_begin(w->view->group_tp, &call, members, w->op->deadline_us, &tp, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = tp_exchange(w, &tp, out_error);
-    if (err == EP_OK) {
-        err = tp_add(w, &tp, out_error);
-    }
-    ep_group_op_end(&tp);
-    return err;
 }
 
 /* ---- sending back ---- */
@@ -513,135 +497,167 @@ static EP_FLOAT_WORK void sum_rows(const combine_work *w)
 
 /* ---- phase two ---- */
 
-static ep_err exchange(combine_work *w, group_view *view, ep_error *out_error)
+static ep_err start(ep_group_plan *plan, ep_error *out_error)
 {
-    ep_error error;
+    combine_work *w = plan->work;
+    group_view *view = &plan->view;
     bool has_inactive;
     ep_err err =
-        ep_group_batch_check(&view->call, &view->batch, &view->shape, &has_inactive, &error);
+        ep_group_batch_check(&view->call, &view->batch, &view->shape, &has_inactive, out_error);
     view->call.has_inactive = has_inactive;
     if (err == EP_OK) {
-        err = open_assist(w, view, &error);
+        err = open_assist(w, view, out_error);
     }
     if (err != EP_OK) {
-        return ep_group_call_failed(w->op, view, &error, out_error);
+        return err;
     }
-    if (view->group_tp != NULL) {
-        err = tp_reduce(w, &error);
-    }
-    if (err == EP_OK) {
-        err = send_rows(w, &error);
-    }
-    if (err != EP_OK) {
-        ep_group_op_fail(w->op, &error);
-    } else {
-        err = ep_group_op_wait(w->op, &error);
-    }
-    if (err == EP_OK) {
-        ep_group_add_performance(w->op, view, &w->args->performance_info);
-        err = receive_rows(w, &error);
-    }
+    return view->group_tp != NULL ? tp_send(w, &plan->pair, out_error) : send_rows(w, out_error);
+}
+
+/* With a pair: the sums of both ranks' rows go back. */
+static ep_err turn(ep_group_plan *plan, ep_error *out_error)
+{
+    combine_work *w = plan->work;
+    ep_err err = tp_add(w, &plan->pair, out_error);
+    return err == EP_OK ? send_rows(w, out_error) : err;
+}
+
+static ep_err place_sums(ep_group_plan *plan, ep_error *out_error)
+{
+    combine_work *w = plan->work;
+    ep_group_add_performance(w->op, w->view, &w->args->performance_info);
+    ep_err err = receive_rows(w, out_error);
     if (err == EP_OK) {
         const ep_float_env env = ep_float_env_begin();
         sum_rows(w);
         ep_float_env_end(env);
-    } else if (out_error != NULL) {
-        *out_error = error;
     }
-    ep_group_op_end(w->op);
     return err;
 }
 
-static ep_err run(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
-                  const ep_moe_add_rms_norm *norm, void *workspace, size_t workspace_bytes,
-                  ep_error *out_error)
+static ep_err copy_out(ep_group_plan *plan, ep_error *out_error)
 {
-    group_view view;
-    group_op op;
-    ep_err err = ep_group_combine_view(group, args, norm, &view, out_error);
-    if (err == EP_OK) {
-        err = ep_group_plan_check(plan, group, &view, workspace, workspace_bytes, out_error);
-    }
-    if (err == EP_OK) {
-        err = ep_group_op_begin(group, &view.call, view.members, args->deadline_us, &op, out_error);
-    }
-    if (err != EP_OK) {
-        return err;
-    }
-    workspace_parts parts = parts_of(&view);
-    uint8_t *base = workspace;
-    bool quantise = view.call.comm_quant_mode == 2;
-    size_t element = ep_dtype_bytes(view.batch.wire_dtype);
-    combine_work w = {.args = args,
-                      .norm = norm,
-                      .view = &view,
-                      .op = &op,
-                      .stage = &plan->stage,
-                      .slots_per_token = ep_batch_slots_per_token(&view.batch, &view.shape),
-                      .element = element,
-                      .quantise = quantise,
-                      .wire_row_bytes = quantise ? ep_group_quant_row_bytes(view.batch.hidden,
-                                                                            view.batch.wire_dtype)
-                                                 : view.batch.hidden * element,
-                      .expand = args->expand_x.data,
-                      .expand_stride = args->expand_x.stride_bytes[0],
-                      .rows = workspace,
-                      .scratch = (float *)(void *)(base + parts.scratch),
-                      .wide = (float *)(void *)(base + parts.wide),
-                      .restored = base + parts.restored,
-                      .sum = (float *)(void *)(base + parts.sum),
-                      .residual = (float *)(void *)(base + parts.residual),
-                      .gamma = (float *)(void *)(base + parts.gamma)};
-    err = exchange(&w, &view, out_error);
-    ep_buffer_unref(w.summed);
-    ep_buffer_unref(w.own);
-    return err;
+    return ep_group_stage_out(&plan->stage, EP_STAGE_ALL_ROWS, plan->op.deadline_us, out_error);
 }
 
-static ep_err run_staged(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
-                         const ep_moe_add_rms_norm *norm, void *workspace, size_t workspace_bytes,
-                         ep_error *out_error)
+static void drop(ep_group_plan *plan)
+{
+    combine_work *w = plan->work;
+    ep_buffer_unref(w->summed);
+    ep_buffer_unref(w->own);
+    w->summed = NULL;
+    w->own = NULL;
+}
+
+static const group_operator combine_operator = {.start = start,
+                                                .pair_first = true,
+                                                .turn = turn,
+                                                .place = place_sums,
+                                                .out = copy_out,
+                                                .drop = drop};
+
+/* The plan is claimed and checked. */
+static void set_work(ep_group_plan *plan, const ep_moe_combine_args *args,
+                     const ep_moe_add_rms_norm *norm, void *workspace)
+{
+    combine_work *w = plan->work;
+    const group_view *view = &plan->view;
+    workspace_parts parts = parts_of(view);
+    uint8_t *base = workspace;
+    bool quantise = view->call.comm_quant_mode == 2;
+    size_t element = ep_dtype_bytes(view->batch.wire_dtype);
+    *w = (combine_work){.host = *args,
+                        .args = &w->host,
+                        .norm = norm != NULL ? &w->host_norm : NULL,
+                        .view = view,
+                        .op = &plan->op,
+                        .stage = &plan->stage,
+                        .slots_per_token = ep_batch_slots_per_token(&view->batch, &view->shape),
+                        .element = element,
+                        .quantise = quantise,
+                        .wire_row_bytes = quantise ? ep_group_quant_row_bytes(
+                                                         view->batch.hidden, view->batch.wire_dtype)
+                                                   : view->batch.hidden * element,
+                        .expand = args->expand_x.data,
+                        .expand_stride = args->expand_x.stride_bytes[0],
+                        .rows = workspace,
+                        .scratch = (float *)(void *)(base + parts.scratch),
+                        .wide = (float *)(void *)(base + parts.wide),
+                        .restored = base + parts.restored,
+                        .sum = (float *)(void *)(base + parts.sum),
+                        .residual = (float *)(void *)(base + parts.residual),
+                        .gamma = (float *)(void *)(base + parts.gamma)};
+    if (norm != NULL) {
+        w->host_norm = *norm;
+    }
+}
+
+/* norm NULL: plain. */
+static ep_err begin(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
+                    const ep_moe_add_rms_norm *norm, void *workspace, size_t workspace_bytes,
+                    ep_group_done_func done, void *arg, ep_error *out_error)
 {
     ep_moe_combine_args host;
     ep_moe_add_rms_norm host_norm;
-    ep_err err = to_host(&plan->stage, &args, &norm, &host, &host_norm, out_error);
+    ep_err err =
+        ep_group_run_claim(plan, norm == NULL ? "ep_moe_combine" : "ep_moe_combine_add_rms_norm",
+                           "ep_moe_combine_prepare", out_error);
     if (err != EP_OK) {
         return err;
     }
-    if (group == NULL) {
-        return run(group, plan, args, norm, workspace, workspace_bytes, out_error); /* refuses it */
-    }
-    uint64_t deadline_us = args->deadline_us != 0 ? args->deadline_us : group->deadline_us;
-    err = ep_group_stage_in(&plan->stage, deadline_us, out_error);
-    if (err == EP_OK) {
-        err = run(group, plan, args, norm, workspace, workspace_bytes, out_error);
+    err = to_host(&plan->stage, &args, &norm, &host, &host_norm, out_error);
+    if (err == EP_OK && group != NULL) { /* without one it is refused next */
+        err = ep_group_stage_in(&plan->stage, ep_group_deadline_us(group, args->deadline_us),
+                                out_error);
     }
     if (err == EP_OK) {
-        err = ep_group_stage_out(&plan->stage, EP_STAGE_ALL_ROWS, deadline_us, out_error);
+        err = ep_group_combine_view(group, args, norm, &plan->view, out_error);
+    }
+    if (err == EP_OK) {
+        err = ep_group_plan_check(plan, group, &plan->view, workspace, workspace_bytes, out_error);
+    }
+    if (err == EP_OK) {
+        set_work(plan, args, norm, workspace);
+        err = ep_group_run_begin(plan, &combine_operator, group, args->deadline_us, done, arg,
+                                 out_error);
+    }
+    if (err != EP_OK) {
+        ep_group_run_unclaim(plan);
     }
     return err;
+}
+
+ep_err ep_moe_combine_begin(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
+                            void *workspace, size_t workspace_bytes, ep_group_done_func done,
+                            void *arg, ep_error *out_error)
+{
+    return begin(group, plan, args, NULL, workspace, workspace_bytes, done, arg, out_error);
+}
+
+ep_err ep_moe_combine_add_rms_norm_begin(ep_group *group, ep_group_plan *plan,
+                                         const ep_moe_combine_args *args,
+                                         const ep_moe_add_rms_norm *norm, void *workspace,
+                                         size_t workspace_bytes, ep_group_done_func done, void *arg,
+                                         ep_error *out_error)
+{
+    return norm == NULL
+               ? ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "norm is missing")
+               : begin(group, plan, args, norm, workspace, workspace_bytes, done, arg, out_error);
 }
 
 ep_err ep_moe_combine(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
                       void *workspace, size_t workspace_bytes, ep_error *out_error)
 {
-    if (plan == NULL) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "ep_moe_combine without a plan: call ep_moe_combine_prepare first");
-    }
-    return run_staged(group, plan, args, NULL, workspace, workspace_bytes, out_error);
+    ep_err err =
+        ep_moe_combine_begin(group, plan, args, workspace, workspace_bytes, NULL, NULL, out_error);
+    return err == EP_OK ? ep_group_plan_finish(plan, out_error) : err;
 }
 
 ep_err ep_moe_combine_add_rms_norm(ep_group *group, ep_group_plan *plan,
                                    const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm,
                                    void *workspace, size_t workspace_bytes, ep_error *out_error)
 {
-    if (plan == NULL || norm == NULL) {
-        return ep_error_set(
-            out_error, plan == NULL ? EP_ERR_FAILED_PRECONDITION : EP_ERR_INVALID_ARGUMENT, "%s",
-            plan == NULL
-                ? "ep_moe_combine_add_rms_norm without a plan: call ep_moe_combine_prepare first"
-                : "norm is missing");
-    }
-    return run_staged(group, plan, args, norm, workspace, workspace_bytes, out_error);
+    ep_err err = ep_moe_combine_add_rms_norm_begin(group, plan, args, norm, workspace,
+                                                   workspace_bytes, NULL, NULL, out_error);
+    return err == EP_OK ? ep_group_plan_finish(plan, out_error) : err;
 }

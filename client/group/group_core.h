@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside of a group: one connection to each other rank, the frames that came from it, and the call
- * in progress.
+ * Inside of a group: one connection to each other rank, the frames that came from it, and the calls
+ * under way.
  *
  * Frames     a rank sends one frame (rows or failed) to every other member in each call, and
- *            nothing of call n+1 before it has every frame of call n. So at most two frames of a
- *            peer wait here, and a fast rank overwrites nothing.
+ *            nothing of call n + EP_GROUP_OPERATIONS_MAX before it has every frame of call n. So at
+ *            most twice as many frames of a peer wait here, and a fast rank overwrites nothing. A
+ *            failed frame after the rows takes them back, as long as the call has not taken them.
  * Gateways   in a call by host a rank of another host gets its frame from a rank of its own host,
  *            which takes the host's frame in and passes the parts on when it arrives, on the lane's
  *            thread: whatever its own program does at that time, and in whichever call it is. What
  *            is passed on waits here as if the origin had sent it. Since two ways lead here, a
- *            rank's frame of call n+1 may come before that of call n.
- * Members    change only with elastic_info. Each change begins a generation; numbers of calls count
- *            from 0 in it.
+ *            rank's frames of later calls may come before that of call n.
+ * Members    change only with elastic_info, while no call is under way. Each change begins a
+ *            generation; numbers of calls count from 0 in it.
  * Threads    lock guards everything below it; lane callbacks take it, hold it briefly, and never
  *            with a lane call inside but sends.
  */
@@ -28,7 +29,10 @@
 #include "group/group_hosts.h"
 #include "transport/transport.h"
 
-#define GROUP_RING_FRAMES 4
+/* of a generation, and those that a rank may send of the next ones without hearing from this one */
+#define GROUP_RING_FRAMES (4 * EP_GROUP_OPERATIONS_MAX)
+/* calls by which frames of two ways may be ahead of each other */
+#define GROUP_AHEAD_MAX (2 * EP_GROUP_OPERATIONS_MAX - 1)
 #define GROUP_NO_RANK UINT32_MAX
 #define GROUP_WHY_BYTES 200
 
@@ -60,7 +64,7 @@ typedef struct group_held_frame {
 typedef struct group_arrivals {
     uint32_t generation;  /* the newest in which one came; valid with any */
     uint64_t next_number; /* all of this generation before it have come */
-    bool ahead;           /* and the one after it too */
+    uint32_t ahead;       /* bit i: and next_number + i too */
     bool any;
 } group_arrivals;
 
@@ -106,19 +110,11 @@ struct ep_group {
     ep_lane_limits limits;
     const ep_lane_ops *lane;
     ep_listener *listener;
-    /* touched by the thread that runs a call */
-    ep_buffer **incoming;    /* [world] by member, of the call in progress */
-    uint64_t *incoming_ns;   /* [world] */
-    uint32_t *incoming_via;  /* [world] */
-    ep_buffer **outgoing;    /* [world] by member */
-    uint32_t *outgoing_rows; /* [world] */
-    ep_group_call *told;     /* [world] by member */
-    uint32_t *members;       /* [world] of the current generation */
+    /* of the current generation; written only while no call is under way */
+    uint32_t *members; /* [world] */
     uint32_t members_count;
     int64_t members_digest;
     ep_group_hosts hosts; /* of the members */
-    uint32_t own_member;  /* of the call in progress */
-    bool busy;            /* atomic */
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -138,8 +134,11 @@ struct ep_group {
     char last_refusal[EP_ERROR_TEXT_BYTES];
     ep_error create_error; /* code not OK: ep_group_create fails with it */
     uint32_t generation;
-    uint64_t number; /* of the call in progress, or of the next one */
-    bool by_host;    /* the call in progress goes by host */
+    uint64_t number;                               /* of the next call */
+    struct group_op *ops[EP_GROUP_OPERATIONS_MAX]; /* under way; NULL: free */
+    bool has_watcher;                              /* with a thread that tells of calls' ends */
+    bool watcher_ends;
+    pthread_t watcher;
     ep_error broken; /* code not OK: this generation is given up, from the call broken_from on */
     uint64_t broken_from;
     /* this one, or a later one that some other rank has given up; broken_from is 0 then */
@@ -181,8 +180,12 @@ void ep_group_read_text(const ep_buffer *buffer, ep_error *out_error);
 group_link *ep_group_link_start(ep_group *group, ep_conn *taken_conn, uint32_t rank);
 /* on_accept of the group's listener. */
 void ep_group_accepted(void *group, ep_conn *taken_conn);
-/* Lock held: drops what waits from a peer and is older than the call in progress. */
+/* Lock held: drops what waits from a peer for calls that are over. */
 void ep_group_drop_old_frames(ep_group *group, group_peer *peer);
+/* Lock held: the frame of a call that waits from a peer; NULL: none. */
+group_inbox_frame *ep_group_inbox_find(group_peer *peer, uint32_t generation, uint64_t number);
+/* Lock held: takes it out of the peer's ring; its buffer is the caller's. */
+void ep_group_inbox_remove(group_peer *peer, group_inbox_frame *frame);
 /* Puts a frame of origin where the call looks for it, and takes it then; false: it cannot be in
  * this place. Lock not held. */
 bool ep_group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_group_frame *frame,
@@ -226,40 +229,80 @@ bool ep_group_wait_until(ep_group *group, uint64_t deadline_ns);
 
 /* ---- group_exchange.c: one call ---- */
 
+/* A call under way. All but what is said to be under the lock is touched by one thread at a time.
+ */
 typedef struct group_op {
     ep_group *group;
     const ep_group_call *call;
+    uint64_t number;
     uint32_t own; /* this rank's place among the members */
     uint64_t deadline_ns;
     uint64_t deadline_us;
     uint64_t wait_began_ns;
+    bool answered; /* the others have what this rank owes them */
+    /* by member */
+    ep_buffer **incoming;
+    uint64_t *incoming_ns;
+    uint32_t *incoming_via;
+    ep_buffer **outgoing;
+    uint32_t *outgoing_rows;
+    ep_group_call *told;
+    /* under the lock */
+    bool taken;             /* all frames came and are in incoming */
+    bool given_up;          /* cancelled, or failed on this rank */
+    ep_group_plan *watched; /* to be told when nothing more is to be waited for; NULL: none */
 } group_op;
 
+/* What deadline_us of a call stands for. */
+static inline uint64_t ep_group_deadline_us(const ep_group *group, uint64_t deadline_us)
+{
+    return deadline_us != 0 ? deadline_us : group->deadline_us;
+}
+
+/* Memory for calls in a group of world ranks; *out_op is otherwise zero. */
+ep_err ep_group_op_init(uint32_t world, group_op *out_op, ep_error *out_error);
+void ep_group_op_fini(group_op *op);
 /*
- * Takes the group for a call. members: the group's ranks of this call in local order. Errors:
- * FAILED_PRECONDITION (another call runs, a forked child), UNAVAILABLE (a member is gone), what
- * broke this generation, DEADLINE_EXCEEDED. After EP_OK ep_group_op_end must follow.
+ * Gives a call its number. members: the group's ranks of this call in local order. Waits where the
+ * others have not yet answered calls that failed on this rank before. Errors: FAILED_PRECONDITION
+ * (too many under way, other members meanwhile, a forked child), UNAVAILABLE (a member is gone),
+ * what broke this generation, DEADLINE_EXCEEDED. After EP_OK ep_group_op_end must follow.
  */
-ep_err ep_group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t *members,
-                         uint64_t deadline_us, group_op *out_op, ep_error *out_error);
+ep_err ep_group_op_begin(group_op *op, ep_group *group, const ep_group_call *call,
+                         const uint32_t *members, uint64_t deadline_us, ep_error *out_error);
 /* The body of the frame to a member, to be filled before ep_group_op_send. rows: how many it has,
  * for the statistics. */
 ep_err ep_group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32_t rows,
                         uint8_t **out_body, ep_error *out_error);
 /* Sends every body. In a call by host only gateways of other hosts have one, for the whole host. */
 ep_err ep_group_op_send(group_op *op, ep_error *out_error);
-/* Instead of ep_group_op_send: tells all others that this rank failed. */
+/* Instead of ep_group_op_send, or to take back what it sent: tells all others that this rank
+ * failed. */
 void ep_group_op_fail(group_op *op, const ep_error *error);
+/* Whoever waits for it waits no more. Any thread. */
+void ep_group_op_give_up(group_op *op);
+/* ep_group_op_wait would not wait for other ranks. */
+bool ep_group_op_is_over(const group_op *op);
+bool ep_group_op_is_over_locked(const group_op *op); /* lock held */
 /* Waits for all frames, checks them and that all ranks agree. */
 ep_err ep_group_op_wait(group_op *op, ep_error *out_error);
 /* After ep_group_op_wait: what a member sent; told is its record. */
 const uint8_t *ep_group_op_received(const group_op *op, uint32_t member, size_t *out_bytes);
 static inline const ep_group_call *group_op_told(const group_op *op, uint32_t member)
 {
-    return &op->group->told[member];
+    return &op->told[member];
 }
 /* Microseconds this call waited for a member. */
 int64_t ep_group_op_waited_us(const group_op *op, uint32_t member);
 void ep_group_op_end(group_op *op);
+
+/* ---- group_watch.c: the thread that calls back ---- */
+
+/* Starts it unless it runs. Errors: NO_MEMORY. */
+ep_err ep_group_watch_start(ep_group *group, ep_error *out_error);
+/* ep_group_plan_over(plan) will be called on it once, as soon as the call is over. */
+void ep_group_watch(group_op *op, ep_group_plan *plan);
+/* Ends it; not from a callback. */
+void ep_group_watch_stop(ep_group *group);
 
 #endif

@@ -14,8 +14,10 @@
 #include "group/group_assist.h"
 #include "group/group_host_rows.h"
 #include "group/group_rows_io.h"
+#include "group/group_run.h"
 
 typedef struct dispatch_work {
+    ep_moe_dispatch_args host; /* on tensors of the host */
     const ep_moe_dispatch_args *args;
     const group_view *view;
     group_op *op;
@@ -60,7 +62,8 @@ ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args
     }
     if (err == EP_OK) {
         size_t bytes = workspace_bytes(&view, formula, sizeof(formula));
-        err = ep_group_plan_create(group, &view, bytes, formula, &stage, out_plan, out_error);
+        err = ep_group_plan_create(group, &view, bytes, formula, sizeof(dispatch_work), &stage,
+                                   out_plan, out_error);
         if (err == EP_OK) {
             *out_workspace_bytes = bytes;
             return EP_OK;
@@ -357,6 +360,7 @@ static ep_err receive_rows(dispatch_work *w, ep_error *out_error)
 {
     uint32_t rows = 0;
     ep_err err = EP_OK;
+    ep_group_add_performance(w->op, w->view, &w->args->performance_info);
     for (uint32_t m = 0; m < w->view->layout.ranks && err == EP_OK; m++) {
         err = m == w->op->own ? EP_OK : check_received(w, m, &rows, out_error);
     }
@@ -468,32 +472,6 @@ static ep_err tp_place(const dispatch_work *w, group_op *tp, ep_error *out_error
     return EP_OK;
 }
 
-static ep_err tp_gather(const dispatch_work *w, ep_error *out_error)
-{
-    static const uint32_t members[2] = {0, 1};
-    ep_group_call call = ep_group_tp_call(w->view);
-    group_op tp;
-    ep_err err =
-        ep_group_op_begin(w->view->group_tp, &call, members, w->op->deadline_us, &tp, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = tp_fill(w, &tp, out_error);
-    if (err != EP_OK) {
-        ep_group_op_fail(&tp, out_error);
-    } else {
-        err = ep_group_op_send(&tp, out_error);
-    }
-    if (err == EP_OK) {
-        err = ep_group_op_wait(&tp, out_error);
-    }
-    if (err == EP_OK) {
-        err = tp_place(w, &tp, out_error);
-    }
-    ep_group_op_end(&tp);
-    return err;
-}
-
 /* ---- phase two ---- */
 
 static void write_token_nums(const dispatch_work *w)
@@ -518,7 +496,7 @@ static void seal(const dispatch_work *w)
     const group_view *view = w->view;
     size_t counts = (size_t)view->call.tp_world_size * view->layout.ranks * view->local_experts;
     ep_group_assist assist = {.membership = group->membership,
-                              .number = ((uint64_t)group->generation << 40) + group->number,
+                              .number = ((uint64_t)group->generation << 40) + w->op->number,
                               .rows = (uint32_t)w->rows,
                               .ids_digest = ep_group_ids_digest(&view->batch),
                               .counts_digest =
@@ -527,83 +505,114 @@ static void seal(const dispatch_work *w)
                          (size_t)w->args->assist_info_for_combine.shape[0]);
 }
 
-static ep_err run(dispatch_work *w, group_view *view, ep_error *out_error)
+static ep_err start(ep_group_plan *plan, ep_error *out_error)
 {
-    ep_error error;
+    dispatch_work *w = plan->work;
+    group_view *view = &plan->view;
     bool has_inactive;
     ep_err err =
-        ep_group_batch_check(&view->call, &view->batch, &view->shape, &has_inactive, &error);
+        ep_group_batch_check(&view->call, &view->batch, &view->shape, &has_inactive, out_error);
     view->call.has_inactive = has_inactive;
     if (err == EP_OK) {
         ep_group_sort(&view->batch, &view->shape, &view->layout, w->op->own, w->offsets, w->order);
-        err = send_rows(w, &error);
+        err = send_rows(w, out_error);
     }
-    if (err != EP_OK) {
-        return ep_group_call_failed(w->op, view, &error, out_error);
-    }
-    err = ep_group_op_wait(w->op, &error);
-    if (err == EP_OK) {
-        ep_group_add_performance(w->op, view, &w->args->performance_info);
-        err = receive_rows(w, &error);
-    }
-    if (err != EP_OK) {
-        return ep_group_call_lost(w->op, view, &error, out_error);
-    }
-    if (view->group_tp != NULL) {
-        err = tp_gather(w, &error);
-    }
-    if (err == EP_OK) {
-        write_token_nums(w);
-        seal(w);
-    } else if (out_error != NULL) {
-        *out_error = error;
-    }
-    ep_group_op_end(w->op);
     return err;
 }
 
-/* On tensors of the host. *out_rows: how many came, with TP to both ranks. */
-static ep_err dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args,
-                       void *workspace, size_t workspace_size, size_t *out_rows,
-                       ep_error *out_error)
+/* With a pair: what came goes to the partner. */
+static ep_err turn(ep_group_plan *plan, ep_error *out_error)
 {
-    group_view view;
-    group_op op;
-    ep_err err = ep_group_dispatch_view(group, args, &view, out_error);
+    dispatch_work *w = plan->work;
+    ep_err err = receive_rows(w, out_error);
     if (err == EP_OK) {
-        err = ep_group_plan_check(plan, group, &view, workspace, workspace_size, out_error);
+        err = tp_fill(w, &plan->pair, out_error);
     }
+    return err == EP_OK ? ep_group_op_send(&plan->pair, out_error) : err;
+}
+
+static ep_err place(ep_group_plan *plan, ep_error *out_error)
+{
+    dispatch_work *w = plan->work;
+    ep_err err = w->view->group_tp != NULL ? tp_place(w, &plan->pair, out_error)
+                                           : receive_rows(w, out_error);
     if (err == EP_OK) {
-        err = ep_group_op_begin(group, &view.call, view.members, args->deadline_us, &op, out_error);
+        write_token_nums(w);
+        seal(w);
     }
+    return err;
+}
+
+static ep_err copy_out(ep_group_plan *plan, ep_error *out_error)
+{
+    const dispatch_work *w = plan->work;
+    const int32_t *prefix = w->args->ep_recv_counts.data;
+    size_t counts = (size_t)w->view->layout.ranks * w->view->local_experts;
+    size_t rows = counts == 0 ? 0 : (size_t)prefix[counts - 1]; /* with TP of both ranks */
+    rows += w->view->group_tp == NULL || counts == 0 ? 0 : (size_t)prefix[2 * counts - 1];
+    return ep_group_stage_out(&plan->stage, rows, w->op->deadline_us, out_error);
+}
+
+static const group_operator dispatch_operator = {
+    .start = start, .turn = turn, .place = place, .out = copy_out};
+
+/* The plan is claimed and checked. */
+static void set_work(ep_group_plan *plan, const ep_moe_dispatch_args *args, void *workspace)
+{
+    dispatch_work *w = plan->work;
+    const group_view *view = &plan->view;
+    bool quantise = view->call.quant_mode == 2;
+    size_t row_bytes =
+        (size_t)view->batch.hidden * (quantise ? 1 : ep_dtype_bytes(view->batch.x.dtype));
+    *w = (dispatch_work){
+        .host = *args,
+        .args = &w->host,
+        .view = view,
+        .op = &plan->op,
+        .offsets = workspace,
+        .order = (uint32_t *)workspace +
+                 ep_align_up(4 * ((size_t)ep_group_buckets(&view->layout) + 1), 64) / 4,
+        .row_bytes = row_bytes,
+        .packer = {.batch = &view->batch,
+                   .slots_per_token = ep_batch_slots_per_token(&view->batch, &view->shape),
+                   .shared_ranks = view->layout.shared_ranks,
+                   .row_bytes = row_bytes,
+                   .quantise = quantise,
+                   .smooth = view->smooth,
+                   .smooth_shared = (uint32_t)view->call.shared_rows}};
+    w->row_of_token = w->order + (size_t)view->batch.tokens * w->packer.slots_per_token;
+}
+
+ep_err ep_moe_dispatch_begin(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args,
+                             void *workspace, size_t workspace_size, ep_group_done_func done,
+                             void *arg, ep_error *out_error)
+{
+    ep_moe_dispatch_args host;
+    ep_err err = ep_group_run_claim(plan, "ep_moe_dispatch", "ep_moe_dispatch_prepare", out_error);
     if (err != EP_OK) {
         return err;
     }
-    bool quantise = view.call.quant_mode == 2;
-    size_t row_bytes =
-        (size_t)view.batch.hidden * (quantise ? 1 : ep_dtype_bytes(view.batch.x.dtype));
-    dispatch_work w = {
-        .args = args,
-        .view = &view,
-        .op = &op,
-        .offsets = workspace,
-        .order = (uint32_t *)workspace +
-                 ep_align_up(4 * ((size_t)ep_group_buckets(&view.layout) + 1), 64) / 4,
-        .row_bytes = row_bytes,
-        .packer = {.batch = &view.batch,
-                   .slots_per_token = ep_batch_slots_per_token(&view.batch, &view.shape),
-                   .shared_ranks = view.layout.shared_ranks,
-                   .row_bytes = row_bytes,
-                   .quantise = quantise,
-                   .smooth = view.smooth,
-                   .smooth_shared = (uint32_t)view.call.shared_rows}};
-    w.row_of_token = w.order + (size_t)view.batch.tokens * w.packer.slots_per_token;
-    err = run(&w, &view, out_error);
+    err = ep_group_dispatch_take(args, &host, out_error);
+    if (err == EP_OK && group != NULL) { /* without one it is refused next */
+        err = ep_group_stage_dispatch(&plan->stage, &host, out_error);
+        if (err == EP_OK) {
+            err = ep_group_stage_in(&plan->stage, ep_group_deadline_us(group, host.deadline_us),
+                                    out_error);
+        }
+    }
     if (err == EP_OK) {
-        const int32_t *prefix = args->ep_recv_counts.data;
-        size_t counts = (size_t)view.layout.ranks * view.local_experts;
-        *out_rows = counts == 0 ? 0 : (size_t)prefix[counts - 1];
-        *out_rows += view.group_tp == NULL || counts == 0 ? 0 : (size_t)prefix[2 * counts - 1];
+        err = ep_group_dispatch_view(group, &host, &plan->view, out_error);
+    }
+    if (err == EP_OK) {
+        err = ep_group_plan_check(plan, group, &plan->view, workspace, workspace_size, out_error);
+    }
+    if (err == EP_OK) {
+        set_work(plan, &host, workspace);
+        err = ep_group_run_begin(plan, &dispatch_operator, group, host.deadline_us, done, arg,
+                                 out_error);
+    }
+    if (err != EP_OK) {
+        ep_group_run_unclaim(plan);
     }
     return err;
 }
@@ -611,29 +620,7 @@ static ep_err dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispat
 ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan, const ep_moe_dispatch_args *args,
                        void *workspace, size_t workspace_size, ep_error *out_error)
 {
-    ep_moe_dispatch_args host;
-    size_t rows = 0;
-    if (plan == NULL) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "ep_moe_dispatch without a plan: call ep_moe_dispatch_prepare first");
-    }
-    ep_err err = ep_group_dispatch_take(args, &host, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    if (group == NULL) { /* refuses it */
-        return dispatch(group, plan, &host, workspace, workspace_size, &rows, out_error);
-    }
-    uint64_t deadline_us = host.deadline_us != 0 ? host.deadline_us : group->deadline_us;
-    err = ep_group_stage_dispatch(&plan->stage, &host, out_error);
-    if (err == EP_OK) {
-        err = ep_group_stage_in(&plan->stage, deadline_us, out_error);
-    }
-    if (err == EP_OK) {
-        err = dispatch(group, plan, &host, workspace, workspace_size, &rows, out_error);
-    }
-    if (err == EP_OK) {
-        err = ep_group_stage_out(&plan->stage, rows, deadline_us, out_error);
-    }
-    return err;
+    ep_err err =
+        ep_moe_dispatch_begin(group, plan, args, workspace, workspace_size, NULL, NULL, out_error);
+    return err == EP_OK ? ep_group_plan_finish(plan, out_error) : err;
 }

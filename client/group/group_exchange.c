@@ -2,6 +2,7 @@
 /* One call: frames out, frames in, agreement, and what happens when a rank is missing. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -16,20 +17,22 @@
 
 /* ---- naming ranks ---- */
 
-typedef bool (*rank_test)(const ep_group *group, uint32_t member);
+/* Of a call's member. Lock held. */
+typedef bool (*rank_test)(const group_op *op, uint32_t member);
 
 /* "2, 5-7" of the members for which test is true; "" when none. Lock held. */
-static void name_ranks(const ep_group *group, rank_test test, char *out, size_t bytes)
+static void name_ranks(const group_op *op, rank_test test, char *out, size_t bytes)
 {
+    const ep_group *group = op->group;
     size_t used = 0;
     out[0] = 0;
     for (uint32_t m = 0; m < group->members_count && used + 24 < bytes; m++) {
-        if (!test(group, m)) {
+        if (!test(op, m)) {
             continue;
         }
         uint32_t end = m;
         while (end + 1 < group->members_count &&
-               group->members[end + 1] == group->members[end] + 1 && test(group, end + 1)) {
+               group->members[end + 1] == group->members[end] + 1 && test(op, end + 1)) {
             end++;
         }
         const char *before = used == 0 ? "" : ", ";
@@ -42,80 +45,96 @@ static void name_ranks(const ep_group *group, rank_test test, char *out, size_t 
     }
 }
 
-/* The frame of this call, or of a later generation, is there. Lock held. */
-static bool has_frame(const ep_group *group, uint32_t member)
+static group_peer *peer_of(const group_op *op, uint32_t member)
 {
-    const group_peer *peer = &group->peers[group->members[member]];
-    return group->members[member] == group->rank ||
-           (peer->ring_count > 0 && (peer->ring[0].head.generation != group->generation ||
-                                     peer->ring[0].head.number == group->number));
+    return &op->group->peers[op->group->members[member]];
 }
 
-static bool has_no_frame(const ep_group *group, uint32_t member)
+/* What waits from a member: its frame of this call, or the first of a later generation. Lock held;
+ * NULL: nothing. */
+static const group_inbox_frame *answer_of(const group_op *op, uint32_t member)
 {
-    return !has_frame(group, member);
+    group_peer *peer = peer_of(op, member);
+    const ep_group *group = op->group;
+    const group_inbox_frame *answer = ep_group_inbox_find(peer, group->generation, op->number);
+    for (uint32_t i = 0; i < peer->ring_count && answer == NULL; i++) {
+        answer = peer->ring[i].head.generation > group->generation ? &peer->ring[i] : NULL;
+    }
+    return answer;
+}
+
+/* The frame of this call, or of a later generation, is there. */
+static bool has_frame(const group_op *op, uint32_t member)
+{
+    return member == op->own || answer_of(op, member) != NULL;
+}
+
+static bool has_no_frame(const group_op *op, uint32_t member)
+{
+    return !has_frame(op, member);
 }
 
 /* What came is of a later generation: the rank calls with other members, or this call's frame is
  * slower on another way. */
-static bool is_elsewhere(const ep_group *group, uint32_t member)
+static bool is_elsewhere(const group_op *op, uint32_t member)
 {
-    const group_peer *peer = &group->peers[group->members[member]];
-    return group->members[member] != group->rank && peer->ring_count > 0 &&
-           peer->ring[0].head.generation != group->generation;
+    const group_inbox_frame *answer = member == op->own ? NULL : answer_of(op, member);
+    return answer != NULL && answer->head.generation != op->group->generation;
 }
 
 /* This call's frame may come yet. */
-static bool is_overtaken(const ep_group *group, uint32_t member)
+static bool is_overtaken(const group_op *op, uint32_t member)
 {
-    return is_elsewhere(group, member) && ep_group_has_two_ways(group, group->members[member]);
+    return is_elsewhere(op, member) && ep_group_has_two_ways(op->group, op->group->members[member]);
 }
 
 /* It will not. */
-static bool is_elsewhere_for_good(const ep_group *group, uint32_t member)
+static bool is_elsewhere_for_good(const group_op *op, uint32_t member)
 {
-    return is_elsewhere(group, member) && !ep_group_has_two_ways(group, group->members[member]);
+    return is_elsewhere(op, member) && !is_overtaken(op, member);
 }
 
-static bool is_gone(const ep_group *group, uint32_t member)
+static bool is_gone(const group_op *op, uint32_t member)
 {
-    return group->members[member] != group->rank && group->peers[group->members[member]].gone;
+    return member != op->own && peer_of(op, member)->gone;
 }
 
 /* The rank through which a member's frame of this call comes: itself, or a gateway. Lock held, or
  * the thread that calls. */
-static uint32_t way_of(const ep_group *group, uint32_t own, uint32_t member)
+static uint32_t way_of(const group_op *op, uint32_t member)
 {
-    uint32_t gateway = group->by_host
-                           ? ep_group_gateway(&group->hosts, member, group->hosts.host_of[own])
+    const ep_group *group = op->group;
+    uint32_t gateway = op->call->by_host != 0
+                           ? ep_group_gateway(&group->hosts, member, group->hosts.host_of[op->own])
                            : member;
-    return group->members[gateway == own ? member : gateway];
+    return group->members[gateway == op->own ? member : gateway];
 }
 
 /* Who is to blame when a member's frame will not come; GROUP_NO_RANK: it may come yet, also from a
  * rank that is gone. Lock held. */
-static uint32_t culprit_of(const ep_group *group, uint32_t member)
+static uint32_t culprit_of(const group_op *op, uint32_t member)
 {
+    const ep_group *group = op->group;
     uint32_t rank = group->members[member];
-    if (has_frame(group, member) && !is_overtaken(group, member)) {
+    if (has_frame(op, member) && !is_overtaken(op, member)) {
         return GROUP_NO_RANK;
     }
-    uint32_t way = way_of(group, group->own_member, member);
+    uint32_t way = way_of(op, member);
     if (way != rank && (group->peers[rank].lost_at[way / 64] >> way % 64 & 1) != 0) {
         return rank;
     }
     return group->peers[way].gone ? way : GROUP_NO_RANK;
 }
 
-static bool is_lost(const ep_group *group, uint32_t member)
+static bool is_lost(const group_op *op, uint32_t member)
 {
-    return culprit_of(group, member) != GROUP_NO_RANK;
+    return culprit_of(op, member) != GROUP_NO_RANK;
 }
 
-static bool is_culprit(const ep_group *group, uint32_t member)
+static bool is_culprit(const group_op *op, uint32_t member)
 {
-    for (uint32_t m = 0; m < group->members_count; m++) {
-        if (culprit_of(group, m) == group->members[member]) {
+    for (uint32_t m = 0; m < op->group->members_count; m++) {
+        if (culprit_of(op, m) == op->group->members[member]) {
             return true;
         }
     }
@@ -123,39 +142,40 @@ static bool is_culprit(const ep_group *group, uint32_t member)
 }
 
 /* A gateway that has still to bring something. */
-static bool is_awaited_way(const ep_group *group, uint32_t member)
+static bool is_awaited_way(const group_op *op, uint32_t member)
 {
-    for (uint32_t m = 0; m < group->members_count; m++) {
-        if (m != member && has_no_frame(group, m) &&
-            way_of(group, group->own_member, m) == group->members[member]) {
+    for (uint32_t m = 0; m < op->group->members_count; m++) {
+        if (m != member && has_no_frame(op, m) && way_of(op, m) == op->group->members[member]) {
             return true;
         }
     }
     return false;
 }
 
-static bool is_nobody(const ep_group *group, uint32_t member)
+static bool is_nobody(const group_op *op, uint32_t member)
 {
-    (void)group;
+    (void)op;
     (void)member;
     return false;
 }
 
-/* Some frame of a call before this one has not come. */
-static bool is_behind(const ep_group *group, uint32_t member)
+/* It has still to answer a call so long ago that this one may not begin. */
+static bool is_behind(const group_op *op, uint32_t member)
 {
-    const group_peer *peer = &group->peers[group->members[member]];
-    if (group->members[member] == group->rank || group->number == 0) {
+    const group_arrivals *seen = &peer_of(op, member)->seen;
+    uint32_t generation = op->group->generation;
+    if (member == op->own || op->number < EP_GROUP_OPERATIONS_MAX) {
         return false;
     }
-    return !peer->seen.any || peer->seen.generation < group->generation ||
-           (peer->seen.generation == group->generation && peer->seen.next_number < group->number);
+    return !seen->any || seen->generation < generation ||
+           (seen->generation == generation &&
+            seen->next_number + EP_GROUP_OPERATIONS_MAX <= op->number);
 }
 
-static bool any(const ep_group *group, rank_test test)
+static bool any(const group_op *op, rank_test test)
 {
-    for (uint32_t m = 0; m < group->members_count; m++) {
-        if (test(group, m)) {
+    for (uint32_t m = 0; m < op->group->members_count; m++) {
+        if (test(op, m)) {
             return true;
         }
     }
@@ -163,13 +183,14 @@ static bool any(const ep_group *group, rank_test test)
 }
 
 /* Lock held. */
-static ep_err gone_error(const ep_group *group, rank_test test, ep_error *out_error)
+static ep_err gone_error(const group_op *op, rank_test test, ep_error *out_error)
 {
+    const ep_group *group = op->group;
     char ranks[RANKS_TEXT_BYTES];
     const char *why = "";
-    name_ranks(group, test, ranks, sizeof(ranks));
+    name_ranks(op, test, ranks, sizeof(ranks));
     for (uint32_t m = 0; m < group->members_count && why[0] == 0; m++) {
-        why = test(group, m) ? group->peers[group->members[m]].why : why;
+        why = test(op, m) ? peer_of(op, m)->why : why;
     }
     return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "group %.40s: rank %s is gone (%s)",
                         group->name, ranks, why);
@@ -177,12 +198,29 @@ static ep_err gone_error(const ep_group *group, rank_test test, ep_error *out_er
 
 /* ---- beginning ---- */
 
+static uint32_t ops_under_way(const ep_group *group)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < EP_GROUP_OPERATIONS_MAX; i++) {
+        count += group->ops[i] != NULL;
+    }
+    return count;
+}
+
 /* A change of members begins a generation. Lock held. */
-static void set_members(ep_group *group, const ep_group_call *call, const uint32_t *members)
+static ep_err set_members(ep_group *group, const ep_group_call *call, const uint32_t *members,
+                          ep_error *out_error)
 {
     uint32_t count = (uint32_t)call->ranks;
     if (count == group->members_count && call->elastic_digest == group->members_digest) {
-        return;
+        return EP_OK;
+    }
+    if (ops_under_way(group) > 0) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "group %.40s: %" PRIu32
+                            " operations with another elastic_info are under way: finish them "
+                            "before the members change",
+                            group->name, ops_under_way(group));
     }
     memcpy(group->members, members, count * sizeof(*members));
     group->members_count = count;
@@ -191,6 +229,7 @@ static void set_members(ep_group *group, const ep_group_call *call, const uint32
     group->generation++;
     group->number = 0;
     ep_error_clear(&group->broken);
+    return EP_OK;
 }
 
 /* Tells the other members that this generation is given up from a call on: earlier ones they may
@@ -211,10 +250,11 @@ static void tell_broken(ep_group *group, const ep_error *error, uint32_t generat
 
 /* Gives this generation up and tells the others why: they shall not take this rank's leaving for
  * the cause. Lock held; dropped meanwhile. */
-static ep_err break_generation(ep_group *group, const ep_error *error)
+static ep_err break_generation(const group_op *op, const ep_error *error)
 {
+    ep_group *group = op->group;
     uint32_t generation = group->generation;
-    uint64_t number = group->number;
+    uint64_t number = op->number;
     group->broken = *error;
     group->broken_from = number;
     group->broken_generation = generation;
@@ -230,8 +270,8 @@ static void late_error(const group_op *op, rank_test test, ep_error *out_error)
     const ep_group *group = op->group;
     char ranks[RANKS_TEXT_BYTES];
     char ways[RANKS_TEXT_BYTES];
-    name_ranks(group, test, ranks, sizeof(ranks));
-    name_ranks(group, test == has_no_frame ? is_awaited_way : is_nobody, ways, sizeof(ways));
+    name_ranks(op, test, ranks, sizeof(ranks));
+    name_ranks(op, test == has_no_frame ? is_awaited_way : is_nobody, ways, sizeof(ways));
     ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
                  "group %.40s: rank %" PRIu32 " has waited %" PRIu64 " us for rank %s in %s%s%s",
                  group->name, group->rank, op->deadline_us, ranks,
@@ -252,68 +292,146 @@ static ep_err pass_on(ep_group *group, ep_error *out_error)
     return out_error->code;
 }
 
+/* Lock held. */
+static bool is_broken(const group_op *op)
+{
+    return op->group->broken.code != EP_OK && op->number >= op->group->broken_from;
+}
+
+static ep_err cancelled(const group_op *op, ep_error *out_error)
+{
+    return ep_error_set(out_error, EP_ERR_CANCELLED,
+                        "group %.40s: rank %" PRIu32 " has cancelled its %s", op->group->name,
+                        op->group->rank, ep_group_operator_name(op->call->operator));
+}
+
 /* Waits until test is true for no member. Lock held. */
-static ep_err wait_for(group_op *op, rank_test test, ep_error *out_error)
+static ep_err wait_for(const group_op *op, rank_test test, ep_error *out_error)
 {
     ep_group *group = op->group;
     for (;;) {
-        if (group->broken.code != EP_OK && group->number >= group->broken_from) {
+        if (op->given_up) {
+            return cancelled(op, out_error);
+        }
+        if (is_broken(op)) {
             return pass_on(group, out_error);
         }
-        if (any(group, is_lost)) {
-            gone_error(group, is_culprit, out_error);
-            return break_generation(group, out_error);
+        if (any(op, is_lost)) {
+            gone_error(op, is_culprit, out_error);
+            return break_generation(op, out_error);
         }
-        if (!any(group, test)) {
+        if (!any(op, test)) {
             return EP_OK;
         }
         bool in_time = ep_group_wait_until(group, op->deadline_ns);
-        if (!in_time && any(group, test)) {
+        if (!in_time && any(op, test)) {
             late_error(op, test, out_error);
-            return break_generation(group, out_error);
+            return break_generation(op, out_error);
         }
     }
 }
 
-ep_err ep_group_op_begin(ep_group *group, const ep_group_call *call, const uint32_t *members,
-                         uint64_t deadline_us, group_op *out_op, ep_error *out_error)
+ep_err ep_group_op_init(uint32_t world, group_op *out_op, ep_error *out_error)
+{
+    memset(out_op, 0, sizeof(*out_op));
+    out_op->incoming = calloc(world, sizeof(*out_op->incoming));
+    out_op->incoming_ns = calloc(world, sizeof(*out_op->incoming_ns));
+    out_op->incoming_via = calloc(world, sizeof(*out_op->incoming_via));
+    out_op->outgoing = calloc(world, sizeof(*out_op->outgoing));
+    out_op->outgoing_rows = calloc(world, sizeof(*out_op->outgoing_rows));
+    out_op->told = calloc(world, sizeof(*out_op->told));
+    if (out_op->incoming != NULL && out_op->incoming_ns != NULL && out_op->incoming_via != NULL &&
+        out_op->outgoing != NULL && out_op->outgoing_rows != NULL && out_op->told != NULL) {
+        return EP_OK;
+    }
+    ep_group_op_fini(out_op);
+    return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call of %" PRIu32 " ranks",
+                        world);
+}
+
+void ep_group_op_fini(group_op *op)
+{
+    free(op->incoming);
+    free(op->incoming_ns);
+    free(op->incoming_via);
+    free(op->outgoing);
+    free(op->outgoing_rows);
+    free(op->told);
+    memset(op, 0, sizeof(*op));
+}
+
+/* Gives the call a place and a number. Lock held. */
+static ep_err enter(group_op *op, const uint32_t *members, ep_error *out_error)
+{
+    ep_group *group = op->group;
+    ep_err err = set_members(group, op->call, members, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    uint32_t place = 0;
+    while (place < EP_GROUP_OPERATIONS_MAX && group->ops[place] != NULL) {
+        place++;
+    }
+    if (place == EP_GROUP_OPERATIONS_MAX) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "group %.40s: %d operations are under way, as many as are allowed: "
+                            "finish one first",
+                            group->name, EP_GROUP_OPERATIONS_MAX);
+    }
+    group->ops[place] = op;
+    op->number = group->number++;
+    return EP_OK;
+}
+
+/* Lock held. */
+static void leave(group_op *op)
+{
+    ep_group *group = op->group;
+    for (uint32_t i = 0; i < EP_GROUP_OPERATIONS_MAX; i++) {
+        group->ops[i] = group->ops[i] == op ? NULL : group->ops[i];
+    }
+    for (uint32_t r = 0; r < group->world; r++) {
+        ep_group_drop_old_frames(group, &group->peers[r]);
+    }
+}
+
+ep_err ep_group_op_begin(group_op *op, ep_group *group, const ep_group_call *call,
+                         const uint32_t *members, uint64_t deadline_us, ep_error *out_error)
 {
     if (ep_fork_guard_in_child(&group->fork)) {
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
                             "group %.40s was made before fork: it belongs to the parent",
                             group->name);
     }
-    if (__atomic_exchange_n(&group->busy, true, __ATOMIC_ACQUIRE)) {
-        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
-                            "group %.40s: another call runs; one at a time is allowed",
-                            group->name);
-    }
-    out_op->group = group;
-    out_op->call = call;
-    out_op->own = (uint32_t)call->local_rank;
-    out_op->deadline_us = deadline_us == 0 ? group->deadline_us : deadline_us;
-    out_op->deadline_ns = ep_clock_now_ns() + out_op->deadline_us * EP_NS_PER_US;
-    out_op->wait_began_ns = 0;
+    op->group = group;
+    op->call = call;
+    op->own = (uint32_t)call->local_rank;
+    op->deadline_us = ep_group_deadline_us(group, deadline_us);
+    op->deadline_ns = ep_clock_now_ns() + op->deadline_us * EP_NS_PER_US;
+    op->wait_began_ns = 0;
+    op->answered = false;
+    op->taken = false;
+    op->given_up = false;
+    op->watched = NULL;
     ep_error error;
     pthread_mutex_lock(&group->lock);
-    set_members(group, call, members);
-    group->own_member = out_op->own;
-    group->by_host = call->by_host != 0;
-    for (uint32_t r = 0; r < group->world; r++) {
-        ep_group_drop_old_frames(group, &group->peers[r]);
-    }
-    /* A rank that is gone may have left its frame of this call behind: then it can still be
-     * made. */
-    ep_err err = wait_for(out_op, is_behind, &error);
+    ep_err err = enter(op, members, &error);
     if (err == EP_OK) {
-        group->stats.calls++;
+        for (uint32_t r = 0; r < group->world; r++) {
+            ep_group_drop_old_frames(group, &group->peers[r]);
+        }
+        /* A rank that is gone may have left its frame of this call behind: then it can still be
+         * made. */
+        err = wait_for(op, is_behind, &error);
+        if (err == EP_OK) {
+            group->stats.calls++;
+        } else {
+            leave(op);
+        }
     }
     pthread_mutex_unlock(&group->lock);
-    if (err != EP_OK) {
-        __atomic_store_n(&group->busy, false, __ATOMIC_RELEASE);
-        if (out_error != NULL) {
-            *out_error = error;
-        }
+    if (err != EP_OK && out_error != NULL) {
+        *out_error = error;
     }
     return err;
 }
@@ -334,14 +452,14 @@ ep_err ep_group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32
     ep_group *group = op->group;
     uint8_t *frame;
     ep_err err = ep_group_frame_acquire(group, EP_GROUP_BODY_OFFSET + body_bytes,
-                                        &group->outgoing[member], &frame, out_error);
+                                        &op->outgoing[member], &frame, out_error);
     if (err != EP_OK) {
         return err;
     }
     memset(frame + EP_GROUP_FRAME_FIXED_BYTES, 0,
            EP_GROUP_BODY_OFFSET - EP_GROUP_FRAME_FIXED_BYTES);
     ep_group_record_encode(op->call, frame + EP_GROUP_FRAME_FIXED_BYTES);
-    group->outgoing_rows[member] = rows;
+    op->outgoing_rows[member] = rows;
     *out_body = frame + EP_GROUP_BODY_OFFSET;
     return EP_OK;
 }
@@ -353,19 +471,20 @@ ep_err ep_group_op_send(group_op *op, ep_error *out_error)
     /* each rank begins with its neighbour: no rank is everybody's first */
     for (uint32_t i = 1; i < group->members_count; i++) {
         uint32_t member = (op->own + i) % group->members_count;
-        bool whole_host = group->by_host && !ep_group_hosts_share(&group->hosts, op->own, member);
+        bool whole_host =
+            op->call->by_host != 0 && !ep_group_hosts_share(&group->hosts, op->own, member);
         ep_group_frame frame = {.kind = whole_host ? EP_GROUP_FRAME_HOST_ROWS : EP_GROUP_FRAME_ROWS,
                                 .generation = group->generation,
-                                .number = group->number};
-        ep_buffer *buffer = group->outgoing[member];
+                                .number = op->number};
+        ep_buffer *buffer = op->outgoing[member];
         if (buffer == NULL) { /* its gateway has its rows */
             continue;
         }
-        group->outgoing[member] = NULL;
+        op->outgoing[member] = NULL;
         ep_err sent = ep_group_frame_send(link_of(group, member), &frame, buffer);
         if (sent == EP_OK) {
             pthread_mutex_lock(&group->lock);
-            group->peers[group->members[member]].traffic.rows_sent += group->outgoing_rows[member];
+            group->peers[group->members[member]].traffic.rows_sent += op->outgoing_rows[member];
             pthread_mutex_unlock(&group->lock);
         }
         /* closed: waiting will find it gone */
@@ -374,6 +493,7 @@ ep_err ep_group_op_send(group_op *op, ep_error *out_error)
                                group->members[member], ep_err_text(sent));
         }
     }
+    op->answered = err == EP_OK;
     return err;
 }
 
@@ -383,13 +503,14 @@ void ep_group_op_fail(group_op *op, const ep_error *error)
     char text[EP_ERROR_TEXT_BYTES];
     snprintf(text, sizeof(text), "%.*s", EP_ERROR_TEXT_BYTES - 1, error->text);
     for (uint32_t m = 0; m < group->members_count; m++) {
-        ep_buffer_unref(group->outgoing[m]);
-        group->outgoing[m] = NULL;
+        ep_buffer_unref(op->outgoing[m]);
+        op->outgoing[m] = NULL;
         if (m != op->own) {
             ep_group_send_text(link_of(group, m), EP_GROUP_FRAME_FAILED, group->generation,
-                               group->number, error->code, text);
+                               op->number, error->code, text);
         }
     }
+    op->answered = true;
 }
 
 /* ---- receiving ---- */
@@ -399,35 +520,36 @@ static void take_frames(group_op *op)
 {
     ep_group *group = op->group;
     for (uint32_t m = 0; m < group->members_count; m++) {
-        group_peer *peer = &group->peers[group->members[m]];
+        group_peer *peer = peer_of(op, m);
         if (m == op->own) {
             continue;
         }
-        group->incoming[m] = peer->ring[0].buffer;
-        group->incoming_ns[m] = peer->ring[0].arrived_ns;
-        group->incoming_via[m] = peer->ring[0].via;
-        peer->ring_count--;
-        memmove(&peer->ring[0], &peer->ring[1], peer->ring_count * sizeof(peer->ring[0]));
+        group_inbox_frame *frame = ep_group_inbox_find(peer, group->generation, op->number);
+        op->incoming[m] = frame->buffer;
+        op->incoming_ns[m] = frame->arrived_ns;
+        op->incoming_via[m] = frame->via;
+        ep_group_inbox_remove(peer, frame);
     }
+    op->taken = true;
 }
 
 /* Ranks call with other members than this one: who says what, as far as their frames tell. Lock
  * held. */
-static void name_generations(const group_op *op, ep_error *out_error)
+static void name_generations(group_op *op, ep_error *out_error)
 {
     ep_group *group = op->group;
     bool known = true;
     for (uint32_t m = 0; m < group->members_count && known; m++) {
-        const ep_buffer *buffer = group->peers[group->members[m]].ring[0].buffer;
         if (m == op->own) {
-            group->told[m] = *op->call;
+            op->told[m] = *op->call;
         } else {
+            const ep_buffer *buffer = answer_of(op, m)->buffer;
             known = buffer->bytes >= EP_GROUP_BODY_OFFSET &&
-                    ep_group_record_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES,
-                                           &group->told[m], out_error) == EP_OK;
+                    ep_group_record_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES, &op->told[m],
+                                           out_error) == EP_OK;
         }
     }
-    if (!known || ep_group_calls_compare(group->told, group->members, group->members_count,
+    if (!known || ep_group_calls_compare(op->told, group->members, group->members_count,
                                          out_error) == EP_OK) {
         ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                      "group %.40s: elastic_info differs between ranks: some call with other "
@@ -446,7 +568,7 @@ static ep_err damaged(const ep_group *group, uint32_t member, const char *what, 
 static ep_err check_frame(group_op *op, uint32_t member, ep_error *out_error)
 {
     ep_group *group = op->group;
-    const ep_buffer *buffer = group->incoming[member];
+    const ep_buffer *buffer = op->incoming[member];
     ep_group_frame frame;
     ep_err err = ep_group_frame_decode(buffer->data, &frame, out_error);
     if (err != EP_OK) {
@@ -466,7 +588,7 @@ static ep_err check_frame(group_op *op, uint32_t member, ep_error *out_error)
     if (frame.membership != group->membership || buffer->bytes < EP_GROUP_BODY_OFFSET) {
         return damaged(group, member, "length or membership", out_error);
     }
-    if (ep_group_record_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES, &group->told[member],
+    if (ep_group_record_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES, &op->told[member],
                                out_error) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL,
                             "rank %" PRIu32
@@ -480,16 +602,16 @@ static ep_err check_frame(group_op *op, uint32_t member, ep_error *out_error)
 static ep_err check_way(const group_op *op, uint32_t member, ep_error *out_error)
 {
     const ep_group *group = op->group;
-    uint32_t way = way_of(group, op->own, member);
-    bool gateway_is_us = group->by_host && way == group->members[member] &&
+    uint32_t way = way_of(op, member);
+    bool gateway_is_us = op->call->by_host != 0 && way == group->members[member] &&
                          !ep_group_hosts_share(&group->hosts, op->own, member);
     uint32_t expected = gateway_is_us ? group->rank : way;
-    return group->incoming_via[member] == expected
+    return op->incoming_via[member] == expected
                ? EP_OK
                : ep_error_set(out_error, EP_ERR_PROTOCOL,
                               "rank %" PRIu32 " brought the rows of rank %" PRIu32
                               ", which come through rank %" PRIu32,
-                              group->incoming_via[member], group->members[member], expected);
+                              op->incoming_via[member], group->members[member], expected);
 }
 
 /*
@@ -502,16 +624,19 @@ static ep_err wait_for_same(group_op *op, bool *out_differs, ep_error *out_error
     ep_group *group = op->group;
     uint64_t notice_ns = 0;
     *out_differs = false;
-    while (any(group, is_elsewhere)) {
-        if (group->broken.code != EP_OK && group->number >= group->broken_from) {
+    while (any(op, is_elsewhere)) {
+        if (op->given_up) {
+            return cancelled(op, out_error);
+        }
+        if (is_broken(op)) {
             return pass_on(group, out_error);
         }
-        if (any(group, is_lost)) {
-            gone_error(group, is_culprit, out_error);
-            return break_generation(group, out_error);
+        if (any(op, is_lost)) {
+            gone_error(op, is_culprit, out_error);
+            return break_generation(op, out_error);
         }
-        bool for_good = any(group, is_elsewhere_for_good);
-        bool explained = any(group, is_gone); /* that is why they call without it */
+        bool for_good = any(op, is_elsewhere_for_good);
+        bool explained = any(op, is_gone); /* that is why they call without it */
         if ((for_good || explained) && notice_ns == 0) {
             notice_ns = ep_clock_now_ns() + NOTICE_NS;
         }
@@ -519,10 +644,32 @@ static ep_err wait_for_same(group_op *op, bool *out_differs, ep_error *out_error
             notice_ns != 0 && notice_ns < op->deadline_ns ? notice_ns : op->deadline_ns;
         if ((for_good && explained) || !ep_group_wait_until(group, until_ns)) {
             *out_differs = !explained;
-            return explained ? gone_error(group, is_gone, out_error) : EP_OK;
+            return explained ? gone_error(op, is_gone, out_error) : EP_OK;
         }
     }
     return EP_OK;
+}
+
+void ep_group_op_give_up(group_op *op)
+{
+    pthread_mutex_lock(&op->group->lock);
+    op->given_up = true;
+    pthread_cond_broadcast(&op->group->changed);
+    pthread_mutex_unlock(&op->group->lock);
+}
+
+bool ep_group_op_is_over_locked(const group_op *op)
+{
+    return op->taken || op->given_up || is_broken(op) || any(op, is_lost) ||
+           !any(op, has_no_frame) || ep_clock_now_ns() >= op->deadline_ns;
+}
+
+bool ep_group_op_is_over(const group_op *op)
+{
+    pthread_mutex_lock(&op->group->lock);
+    bool over = ep_group_op_is_over_locked(op);
+    pthread_mutex_unlock(&op->group->lock);
+    return over;
 }
 
 ep_err ep_group_op_wait(group_op *op, ep_error *out_error)
@@ -539,7 +686,7 @@ ep_err ep_group_op_wait(group_op *op, ep_error *out_error)
     if (differs) {
         name_generations(op, &error);
         group->broken = error;
-        group->broken_from = group->number;
+        group->broken_from = op->number;
         group->broken_generation = group->generation; /* the later one is told below */
         err = error.code;
     }
@@ -553,13 +700,13 @@ ep_err ep_group_op_wait(group_op *op, ep_error *out_error)
     }
     for (uint32_t m = 0; m < group->members_count && err == EP_OK; m++) {
         if (m == op->own) {
-            group->told[m] = *op->call;
+            op->told[m] = *op->call;
         } else {
             err = check_frame(op, m, &error);
         }
     }
     if (err == EP_OK) {
-        err = ep_group_calls_compare(group->told, group->members, group->members_count, &error);
+        err = ep_group_calls_compare(op->told, group->members, group->members_count, &error);
     }
     for (uint32_t m = 0; m < group->members_count && err == EP_OK; m++) {
         err = m == op->own ? EP_OK : check_way(op, m, &error);
@@ -572,14 +719,14 @@ ep_err ep_group_op_wait(group_op *op, ep_error *out_error)
 
 const uint8_t *ep_group_op_received(const group_op *op, uint32_t member, size_t *out_bytes)
 {
-    const ep_buffer *buffer = op->group->incoming[member];
+    const ep_buffer *buffer = op->incoming[member];
     *out_bytes = buffer->bytes - EP_GROUP_BODY_OFFSET;
     return buffer->data + EP_GROUP_BODY_OFFSET;
 }
 
 int64_t ep_group_op_waited_us(const group_op *op, uint32_t member)
 {
-    uint64_t arrived = op->group->incoming_ns[member];
+    uint64_t arrived = op->incoming_ns[member];
     return member == op->own || arrived <= op->wait_began_ns
                ? 0
                : (int64_t)((arrived - op->wait_began_ns) / EP_NS_PER_US);
@@ -591,18 +738,14 @@ void ep_group_op_end(group_op *op)
 {
     ep_group *group = op->group;
     for (uint32_t m = 0; m < group->members_count; m++) {
-        ep_buffer_unref(group->incoming[m]);
-        ep_buffer_unref(group->outgoing[m]);
-        group->incoming[m] = NULL;
-        group->outgoing[m] = NULL;
+        ep_buffer_unref(op->incoming[m]);
+        ep_buffer_unref(op->outgoing[m]);
+        op->incoming[m] = NULL;
+        op->outgoing[m] = NULL;
     }
     pthread_mutex_lock(&group->lock);
-    group->number++;
-    for (uint32_t r = 0; r < group->world; r++) {
-        ep_group_drop_old_frames(group, &group->peers[r]);
-    }
+    leave(op);
     pthread_mutex_unlock(&group->lock);
-    __atomic_store_n(&group->busy, false, __ATOMIC_RELEASE);
 }
 
 void ep_group_read_traffic(ep_group *group, uint32_t rank, ep_group_traffic *out_traffic)

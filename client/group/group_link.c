@@ -266,35 +266,63 @@ static void take_table(group_link *link, const ep_group_frame *frame, const ep_b
 
 /* ---- calls ---- */
 
-static void ring_pop(group_peer *peer)
+group_inbox_frame *ep_group_inbox_find(group_peer *peer, uint32_t generation, uint64_t number)
 {
-    ep_buffer_unref(peer->ring[0].buffer);
-    peer->ring_count--;
-    memmove(&peer->ring[0], &peer->ring[1], peer->ring_count * sizeof(peer->ring[0]));
+    for (uint32_t i = 0; i < peer->ring_count; i++) {
+        const ep_group_frame *head = &peer->ring[i].head;
+        if (head->generation == generation && head->number == number) {
+            return &peer->ring[i];
+        }
+    }
+    return NULL;
 }
 
+void ep_group_inbox_remove(group_peer *peer, group_inbox_frame *frame)
+{
+    const group_inbox_frame *end = &peer->ring[peer->ring_count--];
+    memmove(frame, frame + 1, (size_t)(end - (frame + 1)) * sizeof(*frame));
+}
+
+/* Of a call that is over on this rank. */
 static bool is_old(const ep_group *group, const ep_group_frame *frame)
 {
-    return frame->generation < group->generation ||
-           (frame->generation == group->generation && frame->number < group->number);
+    bool old = frame->generation < group->generation ||
+               (frame->generation == group->generation && frame->number < group->number);
+    for (uint32_t i = 0; i < EP_GROUP_OPERATIONS_MAX && old; i++) {
+        const group_op *op = group->ops[i];
+        old = op == NULL || op->taken || frame->generation != group->generation ||
+              op->number != frame->number;
+    }
+    return old;
 }
 
 void ep_group_drop_old_frames(ep_group *group, group_peer *peer)
 {
-    while (peer->ring_count > 0 && is_old(group, &peer->ring[0].head)) {
-        ring_pop(peer);
+    for (uint32_t i = peer->ring_count; i-- > 0;) {
+        if (is_old(group, &peer->ring[i].head)) {
+            ep_buffer_unref(peer->ring[i].buffer);
+            ep_group_inbox_remove(peer, &peer->ring[i]);
+        }
     }
+}
+
+/* Its rank may have sent it by what it has heard from this one. Lock held. */
+static bool is_due(const ep_group *group, const ep_group_frame *frame)
+{
+    uint64_t begun = frame->generation == group->generation ? group->number : 0;
+    return frame->generation < group->generation || frame->number < begun + EP_GROUP_OPERATIONS_MAX;
 }
 
 /*
  * Frames of a rank come in the order of its calls, but for those that a neighbour may pass on
- * (two_ways): such a frame may be overtaken by the next one, and by one of a later generation. Lock
- * held; false: it has no place in this order.
+ * (two_ways): such a frame may be overtaken by the next ones, and by those of a later generation.
+ * Lock held; false: it has no place in this order.
  */
 static bool note_arrival(group_arrivals *seen, const ep_group_frame *frame, bool two_ways)
 {
+    uint64_t most_ahead = two_ways ? GROUP_AHEAD_MAX : 0;
     if (!seen->any || frame->generation > seen->generation) {
-        if (frame->number > (two_ways ? 1 : 0)) {
+        if (frame->number > most_ahead) {
             return false;
         }
         *seen = (group_arrivals){.generation = frame->generation, .any = true};
@@ -302,14 +330,23 @@ static bool note_arrival(group_arrivals *seen, const ep_group_frame *frame, bool
     if (frame->generation < seen->generation) {
         return two_ways;
     }
-    if (frame->number == seen->next_number) {
-        seen->next_number += seen->ahead ? 2 : 1;
-        seen->ahead = false;
-        return true;
+    uint64_t place = frame->number - seen->next_number; /* of an earlier one: past all */
+    if (place > most_ahead || (seen->ahead >> place & 1) != 0) {
+        return false;
     }
-    bool ahead = two_ways && !seen->ahead && frame->number == seen->next_number + 1;
-    seen->ahead = seen->ahead || ahead;
-    return ahead;
+    for (seen->ahead |= (uint32_t)1 << place; (seen->ahead & 1) != 0; seen->ahead >>= 1) {
+        seen->next_number++;
+    }
+    return true;
+}
+
+static bool has_come(const group_arrivals *seen, const ep_group_frame *frame)
+{
+    uint64_t place = frame->number - seen->next_number;
+    return seen->any && (frame->generation < seen->generation ||
+                         (frame->generation == seen->generation &&
+                          (frame->number < seen->next_number ||
+                           (place <= GROUP_AHEAD_MAX && (seen->ahead >> place & 1) != 0))));
 }
 
 static bool is_before(const ep_group_frame *a, const ep_group_frame *b)
@@ -355,7 +392,8 @@ bool ep_group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_f
     group_arrivals seen = peer->seen;
     uint32_t place;
     ep_group_drop_old_frames(group, peer);
-    return note_arrival(&seen, frame, ep_group_has_two_ways(group, origin)) &&
+    return is_due(group, frame) &&
+           note_arrival(&seen, frame, ep_group_has_two_ways(group, origin)) &&
            (is_old(group, frame) || ring_place(peer, frame, &place));
 }
 
@@ -368,14 +406,39 @@ static bool may_bring(const ep_group *group, uint32_t origin, uint32_t via)
                              same[via] == same[group->rank]);
 }
 
+/*
+ * A second frame of a call: its rank takes the rows back, or such a frame has overtaken the rows,
+ * which come on another way. Lock held; false: neither.
+ */
+static bool take_back(group_peer *peer, bool two_ways, const ep_group_frame *frame,
+                      ep_buffer **inout_buffer)
+{
+    group_inbox_frame *first = ep_group_inbox_find(peer, frame->generation, frame->number);
+    if (!has_come(&peer->seen, frame)) {
+        return false;
+    }
+    if (frame->kind != EP_GROUP_FRAME_FAILED) {
+        return two_ways && (first == NULL || first->head.kind == EP_GROUP_FRAME_FAILED);
+    }
+    if (first != NULL) {
+        ep_buffer *rows = first->buffer;
+        first->buffer = *inout_buffer;
+        first->head = *frame;
+        *inout_buffer = rows;
+    }
+    return true;
+}
+
 bool ep_group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep_group_frame *frame,
                         ep_buffer **inout_buffer)
 {
     pthread_mutex_lock(&group->lock);
     group_peer *peer = &group->peers[origin];
-    bool good = note_arrival(&peer->seen, frame, ep_group_has_two_ways(group, origin));
+    bool two_ways = ep_group_has_two_ways(group, origin);
+    bool first = is_due(group, frame) && note_arrival(&peer->seen, frame, two_ways);
+    bool good = first || take_back(peer, two_ways, frame, inout_buffer);
     ep_group_drop_old_frames(group, peer);
-    if (good && !is_old(group, frame)) {
+    if (first && !is_old(group, frame)) {
         group_inbox_frame added = {*inout_buffer, *frame, ep_clock_now_ns(), via};
         good = ring_insert(peer, &added);
         *inout_buffer = good ? NULL : *inout_buffer;

@@ -145,13 +145,7 @@ static void group_free(ep_group *group)
     free((void *)(uintptr_t)group->tls.ca_file);
     free((void *)(uintptr_t)group->tls.cert_key_file);
     free((void *)(uintptr_t)group->tls.server_name);
-    free(group->incoming);
-    free(group->incoming_ns);
-    free(group->incoming_via);
-    free(group->outgoing);
-    free(group->outgoing_rows);
     free(group->same_host);
-    free(group->told);
     free(group->members);
     free(group->peers);
     explicit_bzero(group->token, sizeof(group->token));
@@ -189,19 +183,10 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
     group->tls.ca_file = copy_text(config->tls_ca_file, &failed);
     group->tls.cert_key_file = copy_text(config->tls_cert_key_file, &failed);
     group->tls.server_name = copy_text(config->tls_server_name, &failed);
-    group->incoming = calloc(world, sizeof(*group->incoming));
-    group->incoming_ns = calloc(world, sizeof(*group->incoming_ns));
-    group->incoming_via = calloc(world, sizeof(*group->incoming_via));
-    group->outgoing = calloc(world, sizeof(*group->outgoing));
-    group->outgoing_rows = calloc(world, sizeof(*group->outgoing_rows));
     group->same_host = calloc(world, sizeof(*group->same_host));
-    group->told = calloc(world, sizeof(*group->told));
     group->members = calloc(world, sizeof(*group->members));
     group->peers = calloc(world, sizeof(*group->peers));
-    failed = failed || group->incoming == NULL || group->incoming_ns == NULL ||
-             group->outgoing == NULL || group->told == NULL || group->incoming_via == NULL ||
-             group->outgoing_rows == NULL || group->same_host == NULL || group->members == NULL ||
-             group->peers == NULL ||
+    failed = failed || group->same_host == NULL || group->members == NULL || group->peers == NULL ||
              ep_buffer_pool_create(0, (size_t)config->frame_bytes_max, &group->pool) != EP_OK;
     if (failed) {
         group_free(group);
@@ -213,15 +198,16 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
     group->members_count = group->world;
     snprintf(group->peers[group->rank].host, EP_HOST_BYTES, "%s", group->own_host);
     ep_group_find_hosts(group);
-    group->limits = (ep_lane_limits){.frame_bytes = ep_group_frame_read_bytes,
-                                     .prefix_bytes = EP_GROUP_FRAME_FIXED_BYTES,
-                                     .pool = group->pool,
-                                     .frame_bytes_max = group->frame_bytes_max,
-                                     .first_frame_bytes_max = FIRST_FRAME_BYTES,
-                                     /* all that may be passed on */
-                                     .send_queue_bytes_max =
-                                         2 * world * group->frame_bytes_max + FRAME_BYTES_LEAST,
-                                     .connections_max = group->world + 16};
+    group->limits = (ep_lane_limits){
+        .frame_bytes = ep_group_frame_read_bytes,
+        .prefix_bytes = EP_GROUP_FRAME_FIXED_BYTES,
+        .pool = group->pool,
+        .frame_bytes_max = group->frame_bytes_max,
+        .first_frame_bytes_max = FIRST_FRAME_BYTES,
+        /* all that may be passed on */
+        .send_queue_bytes_max =
+            2 * EP_GROUP_OPERATIONS_MAX * world * group->frame_bytes_max + FRAME_BYTES_LEAST,
+        .connections_max = group->world + 16};
     *out_group = group;
     return EP_OK;
 }
@@ -670,6 +656,7 @@ void ep_group_destroy(ep_group *group)
     if (group == NULL || ep_fork_guard_in_child(&group->fork)) {
         return;
     }
+    ep_group_watch_stop(group);
     close_listener(group);
     release_dials(group);
     say_goodbye(group);

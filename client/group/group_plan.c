@@ -8,12 +8,26 @@
 #include "group/group_args.h"
 
 ep_err ep_group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes,
-                            const char *workspace_formula, const ep_stage *taken_stage,
-                            ep_group_plan **out_plan, ep_error *out_error)
+                            const char *workspace_formula, size_t work_bytes,
+                            const ep_stage *taken_stage, ep_group_plan **out_plan,
+                            ep_error *out_error)
 {
     ep_group_plan *plan = calloc(1, sizeof(*plan));
     if (plan == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a plan");
+    }
+    pthread_mutex_init(&plan->lock, NULL);
+    pthread_cond_init(&plan->changed, NULL);
+    plan->work = calloc(1, work_bytes);
+    ep_err err = plan->work != NULL
+                     ? ep_group_op_init(group->world, &plan->op, out_error)
+                     : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a plan");
+    if (err == EP_OK && view->group_tp != NULL) {
+        err = ep_group_op_init(2, &plan->pair, out_error);
+    }
+    if (err != EP_OK) {
+        ep_group_plan_destroy(plan);
+        return err;
     }
     plan->membership = group->membership;
     plan->call = view->call;
@@ -28,10 +42,18 @@ ep_err ep_group_plan_create(const ep_group *group, const group_view *view, size_
 
 void ep_group_plan_destroy(ep_group_plan *plan)
 {
-    if (plan != NULL) {
-        ep_stage_fini(&plan->stage);
-        free(plan);
+    if (plan == NULL) {
+        return;
     }
+    ep_group_plan_cancel(plan);
+    ep_group_plan_finish(plan, NULL); /* refused when nothing is under way */
+    ep_group_op_fini(&plan->op);
+    ep_group_op_fini(&plan->pair);
+    ep_stage_fini(&plan->stage);
+    pthread_cond_destroy(&plan->changed);
+    pthread_mutex_destroy(&plan->lock);
+    free(plan->work);
+    free(plan);
 }
 
 ep_err ep_group_plan_check(const ep_group_plan *plan, const ep_group *group, const group_view *view,

@@ -4,7 +4,7 @@
  * ranks call the same operators in the same order. Two phases as in aclnn: *_prepare checks
  * everything that can be checked without I/O and gives a plan and the bytes of the workspace; the
  * operator itself runs on the plan as often as wanted, with other data but the same parameters and
- * shapes.
+ * shapes. It runs in one call, or is begun and finished later, so that a rank computes beside it.
  *
  *   dispatch  sends x[t] to the rank of each of its K experts and gives each rank its rows, sorted
  *             by (local expert, source rank, position in the source's flattened expert_ids)
@@ -41,18 +41,36 @@
  *            A rank that was left out once stays out, also when it lives: to take it back, make the
  *            group anew.
  *            Outputs are undefined after a failed call.
- * Memory     frames live in a pool of the group: at most two calls' worth of rows, given by the
- *            load, not by A; with hierarchy also of those that it passes on.
+ * Under way  up to EP_GROUP_OPERATIONS_MAX operations of a group, each on a plan and a workspace of
+ *            its own: one set for each micro-batch. What was begun is finished, also after an
+ *            error. Args may go when begin returns; until finish has returned nobody else writes
+ *            the tensors they name, nor frees them.
+ * Order      all ranks begin the operations of a group in the same order, whatever became of those
+ *            before: the n-th of one rank belongs to the n-th of each other. A begin that failed
+ *            does not count; an operation that failed does, so go on with the next one, which fails
+ *            by name where it needs what is missing. They may be finished in any order, but with
+ *            group_tp in that of beginning. elastic_info changes while none is under way.
+ * Cancelling a cancelled operation ends with CANCELLED on this rank. On a rank that has not
+ *            finished it, it fails with CANCELLED naming this rank; one that has keeps what it got.
+ *            It counts, and the group can be used on.
+ * Memory     frames live in a pool of the group: at most two calls' worth of rows for each that is
+ *            under way, given by the load, not by A; with hierarchy also of those that it passes
+ *            on. Plans hold all else: begin and finish allocate nothing.
  * Devices    tensors of dispatch and combine may be on an Ascend device, not elastic_info: memory
  *            EP_MEMORY_ASCEND,
  *            device_id the calling thread's, sync_handle the aclrtStream that their work is on, one
  *            for all of a call;
  *            outputs without gaps. A plan prepared with them has pinned memory for them. The
- *            operator copies inputs behind the stream's work and outputs after the exchange, and
- *            returns when they are there; waiting for the stream is bounded by the call's deadline,
- *            too. Other errors: as for ep_moe_begin_on_stream in client.h.
- * Threads    one call per group at a time; different groups are independent. Callbacks: only
- *            on_listening.
+ *            operator copies inputs behind the stream's work (in begin) and outputs after the
+ *            exchange (in finish), and returns when they are there; waiting for the stream is
+ *            bounded by the call's deadline, too. Other errors: as for ep_moe_begin_on_stream in
+ *            client.h.
+ * Threads    calls from any thread; different groups are independent. Begins of one group from
+ *            several threads need an order that is the same on all ranks. Of one plan, one call at
+ *            a time, but ep_group_plan_cancel. The exchange itself goes on without a call.
+ * Callbacks  on_listening in ep_group_create. Those of begin run on one thread of the group (or of
+ *            group_tp), made with the first of them, never inside a call of the program. They may
+ *            call everything but ep_group_destroy of this group; while one runs, the others wait.
  * Structs    set struct_bytes by the _init function first, then change fields. An absent tensor has
  *            rank 0.
  */
@@ -68,6 +86,7 @@ extern "C" {
 
 #define EP_GROUP_WORLD_MAX 768
 #define EP_GROUP_NAME_BYTES_MAX 127
+#define EP_GROUP_OPERATIONS_MAX 4
 
 typedef struct ep_group ep_group;
 typedef struct ep_group_plan ep_group_plan;
@@ -251,9 +270,10 @@ EP_API ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_arg
 /*
  * plan: of ep_moe_dispatch_prepare with equal parameters and shapes, of this group. workspace:
  * 64-byte aligned.
- * Errors: FAILED_PRECONDITION (no plan, a stale plan: what differs is named; another call runs),
- * INVALID_ARGUMENT (values, a disagreement, another rank's error), RESOURCE_EXHAUSTED (workspace or
- * expand_x too small; frame_bytes_max), UNAVAILABLE, DEADLINE_EXCEEDED.
+ * Errors: FAILED_PRECONDITION (no plan, a stale plan: what differs is named; its operation, or as
+ * many as are allowed, are under way), INVALID_ARGUMENT (values, a disagreement, another rank's
+ * error), RESOURCE_EXHAUSTED (workspace or expand_x too small; frame_bytes_max), UNAVAILABLE,
+ * DEADLINE_EXCEEDED, CANCELLED.
  */
 EP_API ep_err ep_moe_dispatch(ep_group *group, ep_group_plan *plan,
                               const ep_moe_dispatch_args *args, void *workspace,
@@ -338,7 +358,42 @@ EP_API ep_err ep_moe_combine_add_rms_norm(ep_group *group, ep_group_plan *plan,
                                           const ep_moe_add_rms_norm *norm, void *workspace,
                                           size_t workspace_bytes, ep_error *out_error);
 
-/* NULL allowed. */
+/* ---- operators beside compute ---- */
+
+/* The operation is over: ep_group_plan_finish would not wait. Called once, unless finish comes
+ * first. */
+typedef void (*ep_group_done_func)(void *arg, ep_group_plan *plan);
+
+/*
+ * The first half of ep_moe_dispatch: packs and sends, and returns. done NULL: none. The plan stands
+ * for the operation until ep_group_plan_finish. Errors: those of ep_moe_dispatch that this rank
+ * finds without its data and the others' answers, also what makes every later call fail; then there
+ * is nothing to finish, and done is never called. RESOURCE_EXHAUSTED: no thread for done. Where
+ * operations have failed on this rank, it may wait for the others to begin them too.
+ */
+EP_API ep_err ep_moe_dispatch_begin(ep_group *group, ep_group_plan *plan,
+                                    const ep_moe_dispatch_args *args, void *workspace,
+                                    size_t workspace_bytes, ep_group_done_func done, void *arg,
+                                    ep_error *out_error);
+EP_API ep_err ep_moe_combine_begin(ep_group *group, ep_group_plan *plan,
+                                   const ep_moe_combine_args *args, void *workspace,
+                                   size_t workspace_bytes, ep_group_done_func done, void *arg,
+                                   ep_error *out_error);
+EP_API ep_err ep_moe_combine_add_rms_norm_begin(ep_group *group, ep_group_plan *plan,
+                                                const ep_moe_combine_args *args,
+                                                const ep_moe_add_rms_norm *norm, void *workspace,
+                                                size_t workspace_bytes, ep_group_done_func done,
+                                                void *arg, ep_error *out_error);
+/* True when ep_group_plan_finish would not wait for other ranks. With group_tp and without done an
+ * operation gets on only here and in finish. */
+EP_API bool ep_group_plan_poll(ep_group_plan *plan);
+/* Waits for the end, at most until the deadline, and writes the outputs: dispatch its rows, combine
+ * its sums. Errors: FAILED_PRECONDITION (nothing is under way), those of the blocking call. */
+EP_API ep_err ep_group_plan_finish(ep_group_plan *plan, ep_error *out_error);
+/* The operation ends with CANCELLED, unless it is being finished already; finish it as ever. From
+ * any thread. NULL allowed. */
+EP_API void ep_group_plan_cancel(ep_group_plan *plan);
+/* An operation under way is cancelled and finished. NULL allowed. */
 EP_API void ep_group_plan_destroy(ep_group_plan *plan);
 
 #ifdef __cplusplus

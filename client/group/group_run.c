@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who drives: one thread at a time does the next part of an operation (driven). That is poll or
+ * finish of the caller, the thread that calls back, or a cancel that finds nobody there. A cancel
+ * that finds somebody only says so: whoever drives sees it where it waits.
+ */
+#include "group/group_run.h"
+
+#include "base/check.h"
+#include "group/group_rows_io.h"
+
+/* ---- claiming and driving ---- */
+
+ep_err ep_group_run_claim(ep_group_plan *plan, const char *name, const char *prepare,
+                          ep_error *out_error)
+{
+    if (plan == NULL) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "%s without a plan: call %s first", name, prepare);
+    }
+    pthread_mutex_lock(&plan->lock);
+    bool claimed = plan->claimed;
+    plan->claimed = true;
+    plan->driven = true;
+    pthread_mutex_unlock(&plan->lock);
+    return !claimed ? EP_OK
+                    : ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                                   "the operation of this plan is under way: finish it first, or "
+                                   "use a plan for each");
+}
+
+void ep_group_run_unclaim(ep_group_plan *plan)
+{
+    pthread_mutex_lock(&plan->lock);
+    plan->claimed = false;
+    plan->driven = false;
+    plan->awaits = NULL;
+    plan->cancelled = false;
+    plan->in_done = false;
+    pthread_cond_broadcast(&plan->changed);
+    pthread_mutex_unlock(&plan->lock);
+}
+
+/* What has a callback is driven by its thread. */
+static bool drive(ep_group_plan *plan)
+{
+    pthread_mutex_lock(&plan->lock);
+    bool mine = plan->awaits != NULL && !plan->driven && plan->done == NULL;
+    plan->driven = plan->driven || mine;
+    pthread_mutex_unlock(&plan->lock);
+    return mine;
+}
+
+static void stop_driving(ep_group_plan *plan)
+{
+    pthread_mutex_lock(&plan->lock);
+    plan->driven = false;
+    plan->by_watcher = false;
+    plan->in_done = false;
+    pthread_cond_broadcast(&plan->changed);
+    pthread_mutex_unlock(&plan->lock);
+}
+
+static bool has_pair(const ep_group_plan *plan)
+{
+    return plan->view.group_tp != NULL;
+}
+
+static void await(ep_group_plan *plan, group_op *op)
+{
+    pthread_mutex_lock(&plan->lock);
+    plan->awaits = op;
+    pthread_mutex_unlock(&plan->lock);
+}
+
+/* ---- going on ---- */
+
+static void fail(ep_group_plan *plan, const ep_error *error)
+{
+    group_op *ops[2] = {&plan->op, has_pair(plan) ? &plan->pair : NULL};
+    plan->error = *error;
+    pthread_mutex_lock(&plan->lock);
+    plan->awaits = NULL;
+    bool cancelled = plan->cancelled;
+    pthread_mutex_unlock(&plan->lock);
+    for (int i = 0; i < 2 && ops[i] != NULL; i++) {
+        if (cancelled || !ops[i]->answered) { /* others still wait for this rank's part */
+            ep_group_op_fail(ops[i], error);
+        }
+        ep_group_op_give_up(ops[i]);
+    }
+}
+
+/* Waits for the exchange that is due and does what comes after it. The plan is driven. */
+static void step(ep_group_plan *plan)
+{
+    group_op *op = plan->awaits;
+    bool is_last = op == plan->last;
+    ep_error error;
+    ep_err err = ep_group_op_wait(op, &error);
+    if (err == EP_OK) {
+        err = is_last ? plan->operator->place(plan, &error) : plan->operator->turn(plan, &error);
+    }
+    if (err == EP_OK) {
+        await(plan, is_last ? NULL : plan->last);
+    } else {
+        fail(plan, &error);
+    }
+}
+
+/* As far as it goes without waiting; the outputs are left to finish. The plan is driven. */
+static void advance(ep_group_plan *plan)
+{
+    while (plan->awaits != NULL && ep_group_op_is_over(plan->awaits)) {
+        pthread_mutex_lock(&plan->lock);
+        bool is_due = plan->awaits != plan->last || plan->cancelled;
+        pthread_mutex_unlock(&plan->lock);
+        if (!is_due) {
+            break;
+        }
+        step(plan);
+    }
+}
+
+ep_err ep_group_run_begin(ep_group_plan *plan, const group_operator *operator, ep_group * group,
+                          uint64_t deadline_us, ep_group_done_func done, void *arg,
+                          ep_error *out_error)
+{
+    ep_error error;
+    ep_group *pair = plan->view.group_tp;
+    static const uint32_t pair_members[2] = {0, 1};
+    ep_err err = done == NULL ? EP_OK : ep_group_watch_start(group, out_error);
+    if (err == EP_OK && done != NULL && pair != NULL) {
+        err = ep_group_watch_start(pair, out_error);
+    }
+    if (err == EP_OK) {
+        err = ep_group_op_begin(&plan->op, group, &plan->view.call, plan->view.members, deadline_us,
+                                out_error);
+    }
+    if (err == EP_OK && pair != NULL) { /* both numbers now: the order of beginning is the same */
+        plan->pair_call = ep_group_tp_call(&plan->view);
+        err = ep_group_op_begin(&plan->pair, pair, &plan->pair_call, pair_members, deadline_us,
+                                &error);
+        if (err != EP_OK) {
+            ep_group_op_fail(&plan->op, &error);
+            ep_group_op_end(&plan->op);
+            if (out_error != NULL) {
+                *out_error = error;
+            }
+        }
+    }
+    if (err != EP_OK) {
+        return err;
+    }
+    plan->operator= operator;
+    ep_error_clear(&plan->error);
+    group_op *first = pair != NULL && operator->pair_first ? &plan->pair : & plan->op;
+    plan->last = pair != NULL && !operator->pair_first ? &plan->pair : & plan->op;
+    pthread_mutex_lock(&plan->lock);
+    plan->done = done;
+    plan->done_arg = arg;
+    plan->done_due = done != NULL;
+    plan->awaits = first;
+    pthread_mutex_unlock(&plan->lock);
+    if (operator->start(plan, &error) != EP_OK) {
+        fail(plan, &error);
+        first = &plan->op;
+    }
+    stop_driving(plan);
+    if (done != NULL) {
+        ep_group_watch(first, plan); /* after this the plan may be gone */
+    }
+    return EP_OK;
+}
+
+/* ---- the thread that calls back ---- */
+
+bool ep_group_run_take(ep_group_plan *plan)
+{
+    pthread_mutex_lock(&plan->lock);
+    while (plan->by_watcher) { /* the pair's thread, which has just handed it over */
+        pthread_cond_wait(&plan->changed, &plan->lock);
+    }
+    bool mine = !plan->driven;
+    plan->driven = true;
+    plan->by_watcher = mine;
+    pthread_mutex_unlock(&plan->lock);
+    return mine;
+}
+
+void ep_group_run_over(ep_group_plan *plan)
+{
+    bool finished = false;
+    advance(plan);
+    if (plan->awaits != NULL && !ep_group_op_is_over(plan->awaits)) {
+        ep_group_watch(plan->awaits, plan);
+        stop_driving(plan);
+        return;
+    }
+    pthread_mutex_lock(&plan->lock);
+    plan->done_due = false;
+    plan->in_done = true;
+    plan->watcher = pthread_self();
+    plan->finished_inside = &finished;
+    pthread_mutex_unlock(&plan->lock);
+    plan->done(plan->done_arg, plan);
+    if (!finished) { /* else the plan may be gone, or its next operation under way */
+        stop_driving(plan);
+    }
+}
+
+/* ---- what programs call ---- */
+
+bool ep_group_plan_poll(ep_group_plan *plan)
+{
+    if (drive(plan)) {
+        advance(plan);
+        stop_driving(plan);
+    }
+    pthread_mutex_lock(&plan->lock);
+    const group_op *awaits = plan->awaits;
+    bool is_last = awaits == plan->last;
+    pthread_mutex_unlock(&plan->lock);
+    return awaits == NULL || (is_last && ep_group_op_is_over(awaits));
+}
+
+/* Makes the caller the one who drives it to its end. *out_inside: in its own callback. */
+static bool begin_finish(ep_group_plan *plan)
+{
+    pthread_mutex_lock(&plan->lock);
+    bool claimed = plan->claimed;
+    bool inside = plan->in_done && pthread_equal(plan->watcher, pthread_self()) != 0;
+    while (claimed && plan->driven && !inside) {
+        pthread_cond_wait(&plan->changed, &plan->lock);
+    }
+    if (claimed) {
+        plan->driven = true;
+        plan->by_watcher = false;
+        plan->done_due = false;
+    }
+    if (inside) {
+        *plan->finished_inside = true;
+    }
+    pthread_mutex_unlock(&plan->lock);
+    return claimed;
+}
+
+ep_err ep_group_plan_finish(ep_group_plan *plan, ep_error *out_error)
+{
+    if (plan == NULL || !begin_finish(plan)) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "no operation of this plan is under way");
+    }
+    while (plan->awaits != NULL) {
+        step(plan);
+    }
+    ep_group_op_end(&plan->op);
+    if (has_pair(plan)) {
+        ep_group_op_end(&plan->pair);
+    }
+    if (plan->operator->drop != NULL) {
+        plan->operator->drop(plan);
+    }
+    ep_error error = plan->error;
+    ep_err err = error.code == EP_OK ? plan->operator->out(plan, &error) : error.code;
+    ep_group_run_unclaim(plan);
+    if (err != EP_OK && out_error != NULL) {
+        *out_error = error;
+    }
+    return err;
+}
+
+void ep_group_plan_cancel(ep_group_plan *plan)
+{
+    if (plan == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&plan->lock);
+    bool active = plan->awaits != NULL;
+    bool mine = active && !plan->driven && !plan->done_due;
+    plan->cancelled = plan->cancelled || active;
+    plan->driven = plan->driven || mine;
+    pthread_mutex_unlock(&plan->lock);
+    if (active) {
+        ep_group_op_give_up(&plan->op);
+    }
+    if (active && has_pair(plan)) {
+        ep_group_op_give_up(&plan->pair);
+    }
+    if (mine) {
+        step(plan); /* which finds it given up */
+        stop_driving(plan);
+    }
+}

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The thread of a group that calls back: it sleeps until a watched call is over. */
+#include <signal.h>
+#include <string.h>
+
+#include "group/group_run.h"
+
+/* A watched call that is over; NULL: none, and *out_next_ns is when one will be at the latest. Lock
+ * held. */
+static group_op *next_over(ep_group *group, uint64_t *out_next_ns)
+{
+    *out_next_ns = UINT64_MAX;
+    for (uint32_t i = 0; i < EP_GROUP_OPERATIONS_MAX; i++) {
+        group_op *op = group->ops[i];
+        if (op != NULL && op->watched != NULL) {
+            if (ep_group_op_is_over_locked(op)) {
+                return op;
+            }
+            *out_next_ns = op->deadline_ns < *out_next_ns ? op->deadline_ns : *out_next_ns;
+        }
+    }
+    return NULL;
+}
+
+static void *watcher_main(void *arg)
+{
+    ep_group *group = arg;
+    pthread_mutex_lock(&group->lock);
+    while (!group->watcher_ends) {
+        uint64_t next_ns;
+        group_op *op = next_over(group, &next_ns);
+        if (op != NULL) {
+            ep_group_plan *plan = op->watched;
+            op->watched = NULL;
+            if (ep_group_run_take(plan)) { /* it stays until this thread lets it go */
+                pthread_mutex_unlock(&group->lock);
+                ep_group_run_over(plan);
+                pthread_mutex_lock(&group->lock);
+            }
+        } else if (next_ns != UINT64_MAX) {
+            ep_group_wait_until(group, next_ns);
+        } else {
+            pthread_cond_wait(&group->changed, &group->lock);
+        }
+    }
+    pthread_mutex_unlock(&group->lock);
+    return NULL;
+}
+
+ep_err ep_group_watch_start(ep_group *group, ep_error *out_error)
+{
+    sigset_t blocked;
+    sigset_t old;
+    int failure = 0;
+    pthread_mutex_lock(&group->lock);
+    if (!group->has_watcher) {
+        sigfillset(&blocked); /* the program's signals stay with the program's threads */
+        pthread_sigmask(SIG_SETMASK, &blocked, &old);
+        failure = pthread_create(&group->watcher, NULL, watcher_main, group);
+        pthread_sigmask(SIG_SETMASK, &old, NULL);
+        group->has_watcher = failure == 0;
+    }
+    pthread_mutex_unlock(&group->lock);
+    return failure == 0 ? EP_OK
+                        : ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                                       "group %.40s: no thread for callbacks (%s)", group->name,
+                                       strerror(failure));
+}
+
+void ep_group_watch(group_op *op, ep_group_plan *plan)
+{
+    pthread_mutex_lock(&op->group->lock);
+    op->watched = plan;
+    pthread_cond_broadcast(&op->group->changed);
+    pthread_mutex_unlock(&op->group->lock);
+}
+
+void ep_group_watch_stop(ep_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    bool runs = group->has_watcher;
+    group->watcher_ends = true;
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+    if (runs) {
+        pthread_join(group->watcher, NULL);
+    }
+}
