@@ -31,7 +31,7 @@
 
 /* of a generation, and those that a rank may send of the next ones without hearing from this one */
 #define GROUP_RING_FRAMES (4 * EP_GROUP_OPERATIONS_MAX)
-/* calls by which frames of two ways may be ahead of each other */
+/* calls by which a frame may be ahead of one that has not come */
 #define GROUP_AHEAD_MAX (2 * EP_GROUP_OPERATIONS_MAX - 1)
 #define GROUP_NO_RANK UINT32_MAX
 #define GROUP_WHY_BYTES 200

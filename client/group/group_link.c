@@ -314,24 +314,20 @@ static bool is_due(const ep_group *group, const ep_group_frame *frame)
 }
 
 /*
- * Frames of a rank come in the order of its calls, but for those that a neighbour may pass on
- * (two_ways): such a frame may be overtaken by the next ones, and by those of a later generation.
- * Lock held; false: it has no place in this order.
+ * Calls of a rank may be answered out of their order: where a neighbour passes on (two_ways), and
+ * where calls with a pair get on at different times. Lock held; false: it has come already, or is
+ * too far ahead.
  */
 static bool note_arrival(group_arrivals *seen, const ep_group_frame *frame, bool two_ways)
 {
-    uint64_t most_ahead = two_ways ? GROUP_AHEAD_MAX : 0;
     if (!seen->any || frame->generation > seen->generation) {
-        if (frame->number > most_ahead) {
-            return false;
-        }
         *seen = (group_arrivals){.generation = frame->generation, .any = true};
     }
     if (frame->generation < seen->generation) {
         return two_ways;
     }
     uint64_t place = frame->number - seen->next_number; /* of an earlier one: past all */
-    if (place > most_ahead || (seen->ahead >> place & 1) != 0) {
+    if (place > GROUP_AHEAD_MAX || (seen->ahead >> place & 1) != 0) {
         return false;
     }
     for (seen->ahead |= (uint32_t)1 << place; (seen->ahead & 1) != 0; seen->ahead >>= 1) {

@@ -21,7 +21,7 @@ ep_err ep_group_run_claim(ep_group_plan *plan, const char *name, const char *pre
     pthread_mutex_lock(&plan->lock);
     bool claimed = plan->claimed;
     plan->claimed = true;
-    plan->driven = true;
+    plan->driven = plan->driven || !claimed;
     pthread_mutex_unlock(&plan->lock);
     return !claimed ? EP_OK
                     : ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,

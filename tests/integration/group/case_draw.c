@@ -97,7 +97,8 @@ void case_draw_batch(uint64_t *state, const oracle_case *c, int tokens, oracle_b
 
 static void draw_shape(uint64_t *state, const case_limits *limits, oracle_case *c)
 {
-    c->ranks = case_random(state, 1, limits->ranks_max);
+    int drawn = case_random(state, 1, limits->ranks_max);
+    c->ranks = limits->ranks > 0 ? limits->ranks : drawn;
     c->shared_ranks = case_random(state, 0, 2) == 0 ? case_random(state, 0, c->ranks - 1) : 0;
     c->shared_experts = c->shared_ranks > 0 ? case_random(state, 1, c->shared_ranks) : 0;
     c->experts = case_random(state, 1, 20);

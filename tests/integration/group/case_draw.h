@@ -7,6 +7,7 @@
 
 typedef struct case_limits {
     int ranks_max;
+    int ranks; /* 0: drawn, up to ranks_max */
     int tokens_max;
     int hidden_max;
 } case_limits;

@@ -2,9 +2,12 @@
 #include "rank_call.h"
 
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/error.h"
 
 static const ep_dtype dtypes[] = {
     [ORACLE_BF16] = EP_DTYPE_BF16, [ORACLE_F16] = EP_DTYPE_F16, [ORACLE_F32] = EP_DTYPE_F32};
@@ -168,44 +171,137 @@ void rank_call_free(rank_call *call)
     memset(call, 0, sizeof(*call));
 }
 
-ep_err rank_call_dispatch(rank_call *call, ep_group *group, ep_error *out_error)
+/* ---- running ---- */
+
+static ep_err prepare_dispatch(rank_call *call, ep_group *group, ep_error *out_error)
 {
     size_t had = call->dispatch_workspace == NULL ? 0 : call->dispatch_workspace_bytes;
     ep_group_plan_destroy(call->dispatch_plan);
     call->dispatch_plan = NULL;
     ep_err err = ep_moe_dispatch_prepare(group, &call->dispatch, &call->dispatch_workspace_bytes,
                                          &call->dispatch_plan, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    if (call->dispatch_workspace_bytes > had) {
+    if (err == EP_OK && call->dispatch_workspace_bytes > had) {
         call->dispatch_workspace = memory(call, call->dispatch_workspace_bytes);
     }
-    return ep_moe_dispatch(group, call->dispatch_plan, &call->dispatch, call->dispatch_workspace,
-                           call->dispatch_workspace_bytes, out_error);
+    return err;
+}
+
+static const ep_moe_add_rms_norm *norm_of(const rank_call *call)
+{
+    return call->c->gamma == NULL ? NULL : &call->norm;
+}
+
+static ep_err prepare_combine(rank_call *call, ep_group *group, ep_error *out_error)
+{
+    size_t had = call->combine_workspace == NULL ? 0 : call->combine_workspace_bytes;
+    ep_group_plan_destroy(call->combine_plan);
+    call->combine_plan = NULL;
+    ep_err err =
+        ep_moe_combine_prepare(group, &call->combine, norm_of(call), &call->combine_workspace_bytes,
+                               &call->combine_plan, out_error);
+    if (err == EP_OK && call->combine_workspace_bytes > had) {
+        call->combine_workspace = memory(call, call->combine_workspace_bytes);
+    }
+    return err;
+}
+
+ep_err rank_call_dispatch(rank_call *call, ep_group *group, ep_error *out_error)
+{
+    ep_err err = prepare_dispatch(call, group, out_error);
+    return err != EP_OK ? err
+                        : ep_moe_dispatch(group, call->dispatch_plan, &call->dispatch,
+                                          call->dispatch_workspace, call->dispatch_workspace_bytes,
+                                          out_error);
 }
 
 ep_err rank_call_combine(rank_call *call, ep_group *group, ep_error *out_error)
 {
-    const ep_moe_add_rms_norm *norm = call->c->gamma == NULL ? NULL : &call->norm;
-    size_t had = call->combine_workspace == NULL ? 0 : call->combine_workspace_bytes;
-    ep_group_plan_destroy(call->combine_plan);
-    call->combine_plan = NULL;
-    ep_err err = ep_moe_combine_prepare(group, &call->combine, norm, &call->combine_workspace_bytes,
-                                        &call->combine_plan, out_error);
+    ep_err err = prepare_combine(call, group, out_error);
     if (err != EP_OK) {
         return err;
     }
-    if (call->combine_workspace_bytes > had) {
-        call->combine_workspace = memory(call, call->combine_workspace_bytes);
-    }
-    if (norm == NULL) {
+    if (norm_of(call) == NULL) {
         return ep_moe_combine(group, call->combine_plan, &call->combine, call->combine_workspace,
                               call->combine_workspace_bytes, out_error);
     }
-    return ep_moe_combine_add_rms_norm(group, call->combine_plan, &call->combine, norm,
+    return ep_moe_combine_add_rms_norm(group, call->combine_plan, &call->combine, &call->norm,
                                        call->combine_workspace, call->combine_workspace_bytes,
                                        out_error);
+}
+
+static void on_done(void *arg, ep_group_plan *plan)
+{
+    rank_call *call = arg;
+    if (call->form == RANK_INSIDE) {
+        call->finished = ep_group_plan_finish(plan, &call->error);
+    }
+    sem_post(&call->done);
+}
+
+/* What begin is given, and what finish looks for. */
+static ep_group_done_func set_form(rank_call *call, rank_form form, ep_group_plan *plan)
+{
+    call->form = form;
+    call->under_way = plan;
+    sem_init(&call->done, 0, 0);
+    return form == RANK_CALLBACK || form == RANK_INSIDE ? on_done : NULL;
+}
+
+ep_err rank_call_begin_dispatch(rank_call *call, ep_group *group, rank_form form,
+                                ep_error *out_error)
+{
+    ep_err err = prepare_dispatch(call, group, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_moe_dispatch_args args = call->dispatch; /* need not live */
+    ep_group_done_func done = set_form(call, form, call->dispatch_plan);
+    err = ep_moe_dispatch_begin(group, call->dispatch_plan, &args, call->dispatch_workspace,
+                                call->dispatch_workspace_bytes, done, call, out_error);
+    memset(&args, 0xa5, sizeof(args));
+    return err;
+}
+
+ep_err rank_call_begin_combine(rank_call *call, ep_group *group, rank_form form,
+                               ep_error *out_error)
+{
+    ep_err err = prepare_combine(call, group, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_moe_combine_args args = call->combine;
+    ep_group_done_func done = set_form(call, form, call->combine_plan);
+    if (norm_of(call) == NULL) {
+        err = ep_moe_combine_begin(group, call->combine_plan, &args, call->combine_workspace,
+                                   call->combine_workspace_bytes, done, call, out_error);
+    } else {
+        ep_moe_add_rms_norm norm = call->norm;
+        err = ep_moe_combine_add_rms_norm_begin(
+            group, call->combine_plan, &args, &norm, call->combine_workspace,
+            call->combine_workspace_bytes, done, call, out_error);
+        memset(&norm, 0xa5, sizeof(norm));
+    }
+    memset(&args, 0xa5, sizeof(args));
+    return err;
+}
+
+ep_err rank_call_finish(rank_call *call, ep_error *out_error)
+{
+    while (call->form == RANK_POLL && !ep_group_plan_poll(call->under_way)) {
+        sched_yield();
+    }
+    if (call->form == RANK_CALLBACK || call->form == RANK_INSIDE) {
+        while (sem_wait(&call->done) != 0) {
+        }
+    }
+    if (call->form == RANK_INSIDE) {
+        *out_error = call->error;
+        return call->finished;
+    }
+    if (call->form == RANK_CALLBACK && !ep_group_plan_poll(call->under_way)) {
+        return ep_error_set(out_error, EP_ERR_INTERNAL, "called back before it is over");
+    }
+    return ep_group_plan_finish(call->under_way, out_error);
 }
 
 #define DIFFERS(what, index, is, should)                                                           \
@@ -357,4 +453,56 @@ bool rank_error_says(const ep_error *error, const char *const *words)
         words++;
     }
     return *words == NULL;
+}
+
+/* ---- two calls of one case ---- */
+
+static bool same(const char *what, uint32_t rank, const void *a, const void *b, size_t bytes)
+{
+    if (memcmp(a, b, bytes) != 0) {
+        fprintf(stderr, "rank %u: %s differs between the forms\n", rank, what);
+        return false;
+    }
+    return true;
+}
+
+static bool same_dispatch(const rank_call *a, const rank_call *b)
+{
+    const oracle_case *c = a->c;
+    const ep_moe_dispatch_args *x = &a->dispatch;
+    const ep_moe_dispatch_args *y = &b->dispatch;
+    size_t rows = (size_t)a->rows_max;
+    size_t row = (size_t)c->hidden * (c->quantise ? 1 : ep_dtype_bytes(x->x.dtype));
+    return same("expand_x", a->rank, x->expand_x.data, y->expand_x.data, rows * row) &&
+           (!c->quantise || same("dynamic_scales", a->rank, x->dynamic_scales.data,
+                                 y->dynamic_scales.data, 4 * rows)) &&
+           same("assist_info_for_combine", a->rank, x->assist_info_for_combine.data,
+                y->assist_info_for_combine.data, 12 * rows) &&
+           same("expand_scales", a->rank, x->expand_scales.data, y->expand_scales.data, 4 * rows) &&
+           same("expert_token_nums", a->rank, x->expert_token_nums.data, y->expert_token_nums.data,
+                8 * (size_t)x->expert_token_nums.shape[0]) &&
+           same("ep_recv_counts", a->rank, x->ep_recv_counts.data, y->ep_recv_counts.data,
+                4 * (size_t)x->ep_recv_counts.shape[0]);
+}
+
+static bool same_combine(const rank_call *a, const rank_call *b)
+{
+    const oracle_case *c = a->c;
+    size_t tokens = (size_t)c->batch[a->rank].tokens;
+    size_t bytes = tokens * (size_t)c->hidden * ep_dtype_bytes(a->dispatch.x.dtype);
+    if (c->gamma == NULL) {
+        return same("x_out", a->rank, a->combine.x_out.data, b->combine.x_out.data, bytes);
+    }
+    return same("y", a->rank, a->norm.y.data, b->norm.y.data, bytes) &&
+           same("x", a->rank, a->norm.x.data, b->norm.x.data, bytes) &&
+           same("rstd", a->rank, a->norm.rstd.data, b->norm.rstd.data, 4 * tokens);
+}
+
+bool rank_call_same(const rank_call *a, const rank_call *b, const char *forms)
+{
+    bool good = same_dispatch(a, b) && same_combine(a, b);
+    if (!good) {
+        fprintf(stderr, "the forms: %s\n", forms);
+    }
+    return good;
 }

@@ -4,8 +4,13 @@
 #ifndef EP_TESTS_GROUP_RANK_CALL_H
 #define EP_TESTS_GROUP_RANK_CALL_H
 
+#include <semaphore.h>
+
 #include "expertd/group.h"
 #include "group_oracle.h"
+
+/* How the end of a begun operation is met. INSIDE: finished in its callback. */
+typedef enum rank_form { RANK_FINISH, RANK_POLL, RANK_CALLBACK, RANK_INSIDE, RANK_FORMS } rank_form;
 
 typedef struct rank_call {
     const oracle_case *c;
@@ -23,6 +28,12 @@ typedef struct rank_call {
     int64_t rows_max;
     void *memory[40];
     int memory_count;
+    /* begun */
+    rank_form form;
+    ep_group_plan *under_way;
+    sem_t done;
+    ep_err finished;
+    ep_error error;
 } rank_call;
 
 /* Buffers of the right sizes (expand_x: as many rows as come, plus spare_rows). dispatch.params
@@ -39,6 +50,16 @@ bool rank_call_check_dispatch(const rank_call *call);
 /* Runs the experts over what came; the combine's expand_x is ready then. */
 void rank_call_experts(rank_call *call);
 ep_err rank_call_combine(rank_call *call, ep_group *group, ep_error *out_error);
+/* Prepare and begin; one at a time of a call. */
+ep_err rank_call_begin_dispatch(rank_call *call, ep_group *group, rank_form form,
+                                ep_error *out_error);
+ep_err rank_call_begin_combine(rank_call *call, ep_group *group, rank_form form,
+                               ep_error *out_error);
+/* Waits for what was begun, as its form says, and finishes it. */
+ep_err rank_call_finish(rank_call *call, ep_error *out_error);
+/* All outputs of two calls of one case are the same bits, but for times; prints the first
+ * difference. Without spare rows. */
+bool rank_call_same(const rank_call *a, const rank_call *b, const char *forms);
 /* tolerance: of the greatest difference relative to max(1, |value|); 0: bit for bit. */
 bool rank_call_check_combine(const rank_call *call, double tolerance);
 

@@ -39,47 +39,6 @@ typedef struct world {
 
 /* ---- outputs ---- */
 
-static bool same(const char *what, uint32_t rank, const void *a, const void *b, size_t bytes)
-{
-    if (memcmp(a, b, bytes) != 0) {
-        fprintf(stderr, "rank %u: %s differs between fullmesh and hierarchy\n", rank, what);
-        return false;
-    }
-    return true;
-}
-
-static bool same_dispatch(const rank_call *a, const rank_call *b)
-{
-    const oracle_case *c = a->c;
-    const ep_moe_dispatch_args *x = &a->dispatch;
-    const ep_moe_dispatch_args *y = &b->dispatch;
-    size_t rows = (size_t)a->rows_max;
-    size_t row = (size_t)c->hidden * (c->quantise ? 1 : ep_dtype_bytes(x->x.dtype));
-    return same("expand_x", a->rank, x->expand_x.data, y->expand_x.data, rows * row) &&
-           (!c->quantise || same("dynamic_scales", a->rank, x->dynamic_scales.data,
-                                 y->dynamic_scales.data, 4 * rows)) &&
-           same("assist_info_for_combine", a->rank, x->assist_info_for_combine.data,
-                y->assist_info_for_combine.data, 12 * rows) &&
-           same("expand_scales", a->rank, x->expand_scales.data, y->expand_scales.data, 4 * rows) &&
-           same("expert_token_nums", a->rank, x->expert_token_nums.data, y->expert_token_nums.data,
-                8 * (size_t)x->expert_token_nums.shape[0]) &&
-           same("ep_recv_counts", a->rank, x->ep_recv_counts.data, y->ep_recv_counts.data,
-                4 * (size_t)x->ep_recv_counts.shape[0]);
-}
-
-static bool same_combine(const rank_call *a, const rank_call *b)
-{
-    const oracle_case *c = a->c;
-    size_t tokens = (size_t)c->batch[a->rank].tokens;
-    size_t bytes = tokens * (size_t)c->hidden * ep_dtype_bytes(a->dispatch.x.dtype);
-    if (c->gamma == NULL) {
-        return same("x_out", a->rank, a->combine.x_out.data, b->combine.x_out.data, bytes);
-    }
-    return same("y", a->rank, a->norm.y.data, b->norm.y.data, bytes) &&
-           same("x", a->rank, a->norm.x.data, b->norm.x.data, bytes) &&
-           same("rstd", a->rank, a->norm.rstd.data, b->norm.rstd.data, 4 * tokens);
-}
-
 /* Times cannot be equal; but they are of the ranks that take part, and none is of this one. */
 static bool good_times(const world *w, uint32_t rank, const int64_t *waited)
 {
@@ -317,7 +276,7 @@ static void run_rank(void *arg, uint32_t rank, ep_group *group)
         good = (w->hierarchy_first || play_one(w, &mesh, group, false)) &&
                play_one(w, &tree, group, round == 0) &&
                (!w->hierarchy_first || play_one(w, &mesh, group, false));
-        good = good && same_dispatch(&mesh, &tree) && same_combine(&mesh, &tree);
+        good = good && rank_call_same(&mesh, &tree, "fullmesh and hierarchy");
     }
     good = good && good_times(w, (uint32_t)local, waited[0]) &&
            good_times(w, (uint32_t)local, waited[1]);

@@ -145,10 +145,9 @@ static void back_none(frame *f)
     f->size = EP_GROUP_BODY_OFFSET + ep_group_combine_parts_of(0, 32).bytes;
 }
 
-static void sent_twice(frame *f)
+static void of_dispatch(frame *f)
 {
-    f->twice = true;
-    f->head.number++;
+    f->head.number--;
 }
 
 static void announces_more(frame *f)
@@ -200,7 +199,7 @@ static const attack attacks[] = {
     {"a token beyond the batch", COMBINE, back_token_beyond, EP_ERR_PROTOCOL, NULL},
     {"a slot beyond K", COMBINE, back_slot_beyond, EP_ERR_PROTOCOL, NULL},
     {"a row twice", COMBINE, back_twice, EP_ERR_PROTOCOL, NULL},
-    {"the dispatch's number", COMBINE, sent_twice, EP_ERR_UNAVAILABLE, NULL},
+    {"the dispatch's number", COMBINE, of_dispatch, EP_ERR_UNAVAILABLE, NULL},
     {"half a frame", COMBINE, half, EP_ERR_UNAVAILABLE, NULL},
     {"the end", COMBINE, nothing, EP_ERR_UNAVAILABLE, NULL},
     {"no body", PAIR, no_body, EP_ERR_PROTOCOL, NULL},

@@ -4,8 +4,9 @@
  * over tcp, uneven batches from 0 to TOKENS_MAX tokens, each rank's sums checked in every round;
  * memory must not grow with the rounds. VICTIM: that rank kills itself in the middle, and every
  * other must learn it by name, long before the deadline; -1: none. BETWEEN 1: it does so between
- * its dispatch and its combine; 2: while it calls. HOSTS: the ranks are dealt out to so many hosts
- * by name, and call for hierarchy. The program starts itself once per rank.
+ * its dispatch and its combine; 2: while it calls; 3 to 11: with two micro-batches under way, at
+ * that step. HOSTS: the ranks are dealt out to so many hosts by name, and call for hierarchy. The
+ * program starts itself once per rank.
  * Arguments after the word "long" replace those before it when EP_TEST_LONG=1.
  */
 #include <errno.h>
@@ -22,6 +23,7 @@
 
 #define BATCHES 2
 #define DEADLINE_US 120000000ull
+#define OVERLAPPED 3
 
 typedef struct setting {
     int world, rounds, tokens_max, experts, hidden, victim, between, hosts;
@@ -121,6 +123,48 @@ static bool play_round(rank_call *call, ep_group *group, bool dies_between, ep_e
     return rank_call_combine(call, group, error) == EP_OK;
 }
 
+/* Both micro-batches under way, one computed beside the other's exchange. dies_at: before that
+ * step; 0: not. */
+static bool play_overlapped(rank_call calls[BATCHES], ep_group *group, int dies_at, ep_error *error)
+{
+    static const struct {
+        int batch;
+        enum { DISPATCH, ROWS, COMBINE, SUMS } what;
+    } steps[] = {{0, DISPATCH}, {1, DISPATCH}, {0, ROWS}, {0, COMBINE},
+                 {1, ROWS},     {1, COMBINE},  {0, SUMS}, {1, SUMS}};
+    for (int i = 0; i < (int)(sizeof(steps) / sizeof(steps[0])); i++) {
+        rank_call *call = &calls[steps[i].batch];
+        ep_err err = EP_OK;
+        if (dies_at == i + 1) {
+            kill(getpid(), SIGKILL);
+        }
+        switch (steps[i].what) {
+        case DISPATCH:
+            err = rank_call_begin_dispatch(call, group, i == 0 ? RANK_POLL : RANK_CALLBACK, error);
+            break;
+        case ROWS:
+            err = rank_call_finish(call, error);
+            if (err == EP_OK) {
+                rank_call_experts(call);
+            }
+            break;
+        case COMBINE:
+            err = rank_call_begin_combine(call, group, RANK_CALLBACK, error);
+            break;
+        case SUMS:
+            err = rank_call_finish(call, error);
+            break;
+        }
+        if (err != EP_OK) {
+            return false;
+        }
+    }
+    if (dies_at == (int)(sizeof(steps) / sizeof(steps[0])) + 1) {
+        kill(getpid(), SIGKILL);
+    }
+    return true;
+}
+
 static void *die(void *arg)
 {
     (void)arg;
@@ -151,7 +195,11 @@ static int play(const setting *s, uint32_t rank, ep_group *group, rank_call call
             start_dying();
         }
         rank_call *call = &calls[round % BATCHES];
-        if (!play_round(call, group, dies && s->between == 1, &error)) {
+        bool played =
+            s->between >= OVERLAPPED
+                ? play_overlapped(calls, group, dies ? s->between - OVERLAPPED + 1 : 0, &error)
+                : play_round(call, group, dies && s->between == 1, &error);
+        if (!played) {
             if (s->victim == (int)rank) {
                 pause(); /* it has not died yet */
             }
@@ -207,11 +255,11 @@ static int run_rank(const setting *s, uint32_t rank, const char *url)
     }
     ep_group *group = join(s, rank, url);
     int result = group == NULL ? 1 : play(s, rank, group, calls);
-    ep_group_destroy(group);
-    for (int b = 0; b < BATCHES; b++) {
+    for (int b = 0; b < BATCHES; b++) { /* what is under way belongs to the group */
         rank_call_free(&calls[b]);
         case_free(&cases[b]);
     }
+    ep_group_destroy(group);
     return result;
 }
 

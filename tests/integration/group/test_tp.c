@@ -4,7 +4,8 @@
  * share an expert's weights. A dispatch gives both ranks of a pair the rows of both; a combine adds
  * the two halves of each row before it goes home. Values are small integers, so that halves and
  * their sum are exact and the oracle of the undivided expert applies. Also with each group on two
- * hosts, by hierarchy.
+ * hosts, by hierarchy; with two micro-batches under way, each rank in forms of its own; and with
+ * one rank that cancels between the two exchanges.
  */
 #include <math.h>
 #include <pthread.h>
@@ -102,52 +103,128 @@ static void check_partner_rows(pair_rank *p, rank_call *call, int own)
     free(values);
 }
 
+/* A call and what it has beside that of a group without pairs. */
+typedef struct pair_call {
+    rank_call call;
+    int own; /* rows of the own group */
+    int32_t counts[2 * WORLD];
+    int32_t tp_counts[2];
+} pair_call;
+
+static void init_call(const pair_rank *p, ep_group *tp, pair_call *out)
+{
+    rank_call *call = &out->call;
+    rank_call_init(call, &p->cases[p->tp], p->rank, 64);
+    out->own = (int)call->rows_max - 64;
+    call->params.comm_alg = p->by_host ? "hierarchy" : "";
+    call->params.group_tp = tp;
+    call->params.tp_world_size = 2;
+    call->params.tp_rank_id = p->tp;
+    call->dispatch.ep_recv_counts = ep_tensor_1d(out->counts, EP_DTYPE_I32, 2 * WORLD);
+    call->dispatch.tp_recv_counts = ep_tensor_1d(out->tp_counts, EP_DTYPE_I32, 2);
+    call->combine.ep_send_counts = call->dispatch.ep_recv_counts;
+    call->combine.tp_send_counts = call->dispatch.tp_recv_counts;
+}
+
+/* One rank's mistake ends the call on all four. */
+static void play_bad_ids(pair_rank *p, pair_call *c, ep_group *ep)
+{
+    ep_error error = {.text = ""};
+    int32_t *ids = c->call.dispatch.expert_ids.data;
+    int32_t good = ids[0];
+    bool mine = p->tp == 0 && p->rank == 1;
+    ids[0] = mine ? 77 : good;
+    ep_err err = rank_call_dispatch(&c->call, ep, &error);
+    EXPECT(err == EP_ERR_INVALID_ARGUMENT && strstr(error.text, "expert_ids is 77") != NULL, "%s",
+           error.text);
+    EXPECT(p->tp == 1 || err != EP_OK, "no error");
+    ids[0] = good;
+}
+
+static void check_rows(pair_rank *p, pair_call *c)
+{
+    check_partner_rows(p, &c->call, c->own);
+    EXPECT(rank_call_check_dispatch(&c->call), "rows of the own group");
+}
+
+static void play_blocking(pair_rank *p, pair_call *c, ep_group *ep)
+{
+    ep_error error = {.text = ""};
+    EXPECT(rank_call_dispatch(&c->call, ep, &error) == EP_OK, "%s", error.text);
+    if (p->failed) {
+        return;
+    }
+    check_rows(p, c);
+    if (c->call.c->quantise) {
+        return; /* halves of dequantised rows are not exact; the way back is the same */
+    }
+    half_experts(&c->call, p->tp, c->own + c->tp_counts[1 - p->tp]);
+    EXPECT(rank_call_combine(&c->call, ep, &error) == EP_OK, "%s", error.text);
+    EXPECT(p->failed || rank_call_check_combine(&c->call, 0), "sums");
+}
+
+static void play_overlapped(pair_rank *p, pair_call calls[2], ep_group *ep)
+{
+    ep_error error = {.text = ""};
+    uint32_t form = p->rank + p->tp + (uint32_t)p->cases[0].batch[0].tokens;
+    bool back = !calls[0].call.c->quantise;
+    for (int i = 0; i < 2; i++) {
+        EXPECT(rank_call_begin_dispatch(&calls[i].call, ep, (rank_form)(form++ % RANK_FORMS),
+                                        &error) == EP_OK,
+               "%s", error.text);
+    }
+    for (int i = 0; i < 2 && !p->failed; i++) {
+        EXPECT(rank_call_finish(&calls[i].call, &error) == EP_OK, "%s", error.text);
+        if (p->failed) {
+            return;
+        }
+        check_rows(p, &calls[i]);
+        if (back) {
+            half_experts(&calls[i].call, p->tp, calls[i].own + calls[i].tp_counts[1 - p->tp]);
+            EXPECT(rank_call_begin_combine(&calls[i].call, ep, (rank_form)(form++ % RANK_FORMS),
+                                           &error) == EP_OK,
+                   "%s", error.text);
+        }
+    }
+    for (int i = 0; i < 2 && back && !p->failed; i++) {
+        EXPECT(rank_call_finish(&calls[i].call, &error) == EP_OK, "%s", error.text);
+        EXPECT(p->failed || rank_call_check_combine(&calls[i].call, 0), "sums");
+    }
+}
+
+/* Its partner waits for the second exchange, which it will not begin. */
+static void play_cancelled(pair_rank *p, pair_call *c, ep_group *ep)
+{
+    ep_error error = {.text = ""};
+    bool mine = p->tp == 0 && p->rank == 1;
+    bool partner = p->tp == 1 && p->rank == 1;
+    EXPECT(rank_call_begin_dispatch(&c->call, ep, RANK_FINISH, &error) == EP_OK, "%s", error.text);
+    if (mine) {
+        ep_group_plan_cancel(c->call.under_way);
+    }
+    ep_err err = rank_call_finish(&c->call, &error);
+    EXPECT(err == EP_ERR_CANCELLED || (err == EP_OK && !mine && !partner), "%s",
+           err == EP_OK ? "no error" : error.text);
+    EXPECT(err == EP_OK || strstr(error.text, "rank 1 has cancelled its ep_moe_dispatch") != NULL,
+           "%s", error.text);
+}
+
 static void play(pair_rank *p, ep_group *ep, ep_group *tp)
 {
-    const oracle_case *c = &p->cases[p->tp];
-    rank_call call;
-    ep_error error = {.text = ""};
-    int32_t counts[2 * WORLD] = {0};
-    int32_t tp_counts[2] = {0};
-    rank_call_init(&call, c, p->rank, 64);
-    int own = (int)call.rows_max - 64;
-    call.params.comm_alg = p->by_host ? "hierarchy" : "";
-    call.params.group_tp = tp;
-    call.params.tp_world_size = 2;
-    call.params.tp_rank_id = p->tp;
-    call.dispatch.ep_recv_counts = ep_tensor_1d(counts, EP_DTYPE_I32, 2 * WORLD);
-    call.dispatch.tp_recv_counts = ep_tensor_1d(tp_counts, EP_DTYPE_I32, 2);
-    call.combine.ep_send_counts = call.dispatch.ep_recv_counts;
-    call.combine.tp_send_counts = call.dispatch.tp_recv_counts;
-    if (p->bad_ids) { /* one rank's mistake ends the call on all four */
-        int32_t *ids = call.dispatch.expert_ids.data;
-        int32_t good = ids[0];
-        if (p->tp == 0 && p->rank == 1) {
-            ids[0] = 77;
-        }
-        ep_err err = rank_call_dispatch(&call, ep, &error);
-        EXPECT(err == EP_ERR_INVALID_ARGUMENT && strstr(error.text, "expert_ids is 77") != NULL,
-               "%s", error.text);
-        if (p->tp == 0 && p->rank == 1) {
-            ids[0] = good;
-        }
-        EXPECT(p->tp == 1 || err != EP_OK, "no error");
+    pair_call *calls = calloc(2, sizeof(*calls));
+    init_call(p, tp, &calls[0]);
+    init_call(p, tp, &calls[1]);
+    if (p->bad_ids) {
+        play_bad_ids(p, &calls[0], ep);
+        play_cancelled(p, &calls[1], ep);
     }
     for (int round = 0; round < 3 && !p->failed; round++) {
-        EXPECT(rank_call_dispatch(&call, ep, &error) == EP_OK, "%s", error.text);
-        if (p->failed) {
-            break;
-        }
-        check_partner_rows(p, &call, own);
-        EXPECT(rank_call_check_dispatch(&call), "rows of the own group");
-        if (c->quantise) {
-            continue; /* halves of dequantised rows are not exact; the way back is the same */
-        }
-        half_experts(&call, p->tp, own + tp_counts[1 - p->tp]);
-        EXPECT(rank_call_combine(&call, ep, &error) == EP_OK, "%s", error.text);
-        EXPECT(p->failed || rank_call_check_combine(&call, 0), "sums");
+        play_blocking(p, &calls[0], ep);
+        play_overlapped(p, calls, ep);
     }
-    rank_call_free(&call);
+    rank_call_free(&calls[0].call);
+    rank_call_free(&calls[1].call);
+    free(calls);
 }
 
 static void *run_rank(void *arg)
