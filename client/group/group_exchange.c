@@ -298,8 +298,14 @@ static bool is_broken(const group_op *op)
     return op->group->broken.code != EP_OK && op->number >= op->group->broken_from;
 }
 
+/* Who leaves because a rank is gone cancels what it has under way: the others learn the cause.
+ * Lock held. */
 static ep_err cancelled(const group_op *op, ep_error *out_error)
 {
+    if (op->group->broken.code != EP_OK) {
+        *out_error = op->group->broken;
+        return out_error->code;
+    }
     return ep_error_set(out_error, EP_ERR_CANCELLED,
                         "group %.40s: rank %" PRIu32 " has cancelled its %s", op->group->name,
                         op->group->rank, ep_group_operator_name(op->call->operator));

@@ -50,9 +50,9 @@
  *            does not count; an operation that failed does, so go on with the next one, which fails
  *            by name where it needs what is missing. They may be finished in any order, but with
  *            group_tp in that of beginning. elastic_info changes while none is under way.
- * Cancelling a cancelled operation ends with CANCELLED on this rank. On a rank that has not
- *            finished it, it fails with CANCELLED naming this rank; one that has keeps what it got.
- *            It counts, and the group can be used on.
+ * Cancelling a cancelled operation ends with CANCELLED on this rank, or with what broke the group
+ *            before. On a rank that has not finished it, it fails with the same, naming this rank;
+ *            one that has keeps what it got. It counts, and the group can be used on.
  * Memory     frames live in a pool of the group: at most two calls' worth of rows for each that is
  *            under way, given by the load, not by A; with hierarchy also of those that it passes
  *            on. Plans hold all else: begin and finish allocate nothing.
