@@ -11,6 +11,9 @@
  * Eight ranks, each with one expert and tokens of its own, top-2 of 8: against all-gather +
  * reduce-scatter over the same lane, kernels and links.
  *
+ * The same ranks as a rank program of the group API, with two micro-batches: one thing after the
+ * other against the exchange of one beside the experts of the other, where both take equally long.
+ *
  * The program forks itself into ranks (bench/rank_board.h), each of which does its part of the step
  * it is told.
  */
@@ -23,6 +26,7 @@
 #include "base/numeric.h"
 #include "base/random.h"
 #include "bench/bench_report.h"
+#include "bench/group_pipeline.h"
 #include "bench/layer_local.h"
 #include "bench/rank_board.h"
 #include "bench/rank_mesh.h"
@@ -44,6 +48,7 @@
 #define CHUNK_BYTES (256u << 10)
 #define ROW_BYTES (HIDDEN * 2)
 #define MESH_PORT 7400
+#define GROUP_PORT 7500
 /* The smallest capacity factor that is published for fixed buffers (1 million tokens); others are
  * larger. */
 #define CAPACITY_FACTOR 1.32
@@ -56,7 +61,11 @@ typedef enum step_kind {
     STEP_SERIAL,    /* one thing after the other */
     STEP_RANK_CALL, /* eight ranks: through the service */
     STEP_RANK_COMPUTE,
-    STEP_RANK_GATHER /* eight ranks: all-gather, compute, reduce-scatter */
+    STEP_RANK_GATHER,    /* eight ranks: all-gather, compute, reduce-scatter */
+    STEP_GROUP_EXCHANGE, /* eight ranks with two micro-batches, as a rank program */
+    STEP_GROUP_COMPUTE,
+    STEP_GROUP_BLOCKING,
+    STEP_GROUP_OVERLAPPED
 } step_kind;
 
 /* What the parent tells the ranks. */
@@ -73,6 +82,7 @@ typedef struct rank_state {
     layer_local *local;
     ep_client *single;
     ep_client *group;
+    group_pipeline *pipeline;
     uint16_t *x;       /* [TOKENS,H] */
     float *logits;     /* [TOKENS,E] */
     int32_t *ids;      /* [TOKENS,K] */
@@ -140,7 +150,8 @@ static void fill_inputs(rank_state *r)
     }
 }
 
-_Static_assert(RANKS *RANK_TOKENS == TOKENS, "one set of inputs serves both parts");
+_Static_assert(RANKS *RANK_TOKENS == TOKENS, "one set of inputs serves all parts");
+_Static_assert(2 * GROUP_PIPELINE_TOKENS <= RANK_TOKENS, "each rank's tokens serve the last part");
 
 static ep_batch batch_of(const rank_state *r, const uint16_t *x, const int32_t *ids,
                          uint32_t tokens)
@@ -325,6 +336,18 @@ static void do_step(rank_state *r, step_kind step)
     case STEP_RANK_GATHER:
         run_rank_gather(r);
         break;
+    case STEP_GROUP_EXCHANGE:
+        group_pipeline_exchange(r->pipeline);
+        break;
+    case STEP_GROUP_COMPUTE:
+        group_pipeline_compute(r->pipeline);
+        break;
+    case STEP_GROUP_BLOCKING:
+        group_pipeline_blocking(r->pipeline);
+        break;
+    case STEP_GROUP_OVERLAPPED:
+        group_pipeline_overlapped(r->pipeline);
+        break;
     }
 }
 
@@ -353,12 +376,17 @@ static void rank_main(uint32_t rank, void *checkpoint)
     if (rank == 0) {
         r.single = open_client(&single, 1);
     }
+    size_t first = (size_t)rank * RANK_TOKENS;
+    r.pipeline =
+        group_pipeline_open(rank, RANKS, addresses, GROUP_PORT, r.local, HIDDEN,
+                            r.x + first * HIDDEN, r.ids + first * TOP_K, r.scales + first * TOP_K);
     shaped_net_pin(getpid());
     for (int step; (step = rank_board_next(board)) != RANK_BOARD_END; rank_board_done(board)) {
         do_step(&r, (step_kind)step);
     }
     rank_board_done(board);
     rank_mesh_close(r.mesh);
+    group_pipeline_close(r.pipeline);
     ep_client_destroy(r.group);
     ep_client_destroy(r.single);
     layer_local_close(r.local);
@@ -422,17 +450,17 @@ static void add_row(bench_report *report, const char *name, double value, const 
     bench_report_add(report, &row, "%s", name);
 }
 
-/* Sets the rate so that the idle wire takes as long as compute, within 10 %; returns what pack +
- * wire takes then. */
-static double balance_wire(double compute_us, double combine_us)
+/* Sets the rate, at first bytes in compute's time, so that what the idle wire takes (step, less
+ * less_us) is as long as compute, within 10 %; returns it. */
+static double balance_wire(double bytes, double compute_us, step_kind step, double less_us)
 {
-    double rate = (double)TOKENS * TOP_K * ROW_BYTES / compute_us * 1e6;
+    double rate = bytes / compute_us * 1e6;
     double wire_us = 0;
     for (int i = 0; i < 6; i++) {
         if (!shaped_net_set_rate(rate)) {
             bench_fail("no traffic shaping", NULL);
         }
-        wire_us = median_of(STEP_CALL, "wire", 3) - combine_us;
+        wire_us = median_of(step, "wire", 3) - less_us;
         if (fabs(wire_us / compute_us - 1) <= 0.1) {
             break;
         }
@@ -449,7 +477,8 @@ static void part_one_caller(bench_report *report)
     double gate_us = median_of(STEP_GATE, "", 5);
     double combine_us = median_of(STEP_COMBINE, "", 5);
     double compute_us = median_of(STEP_COMPUTE, "", 5) - combine_us;
-    double wire_us = balance_wire(compute_us, combine_us);
+    double wire_us =
+        balance_wire((double)TOKENS * TOP_K * ROW_BYTES, compute_us, STEP_CALL, combine_us);
     for (int i = 0; i < ROUNDS; i++) {
         double compute = timed(STEP_COMPUTE, "") - combine_us;
         double wire = timed(STEP_CALL, "wire") - combine_us;
@@ -500,6 +529,36 @@ static void part_ranks(bench_report *report)
             bench_quantile(ratio, ROUNDS, 0.5), BENCH_HIGHER, 1.71);
 }
 
+static void part_group(bench_report *report)
+{
+    double gain[ROUNDS], ratio[ROUNDS], totals[ROUNDS], larger[ROUNDS], blocking[ROUNDS];
+    shaped_net_set_rate(0);
+    double compute_us = median_of(STEP_GROUP_COMPUTE, "", 3);
+    /* rows out of a rank, and as many of others back */
+    double bytes = 2.0 * 2 * GROUP_PIPELINE_LAYERS * GROUP_PIPELINE_TOKENS * TOP_K * (RANKS - 1) /
+                   RANKS * ROW_BYTES;
+    double exchange_us = balance_wire(bytes, compute_us, STEP_GROUP_EXCHANGE, 0);
+    for (int i = 0; i < ROUNDS; i++) {
+        double compute = timed(STEP_GROUP_COMPUTE, "");
+        double exchange = timed(STEP_GROUP_EXCHANGE, "");
+        blocking[i] = timed(STEP_GROUP_BLOCKING, "");
+        totals[i] = timed(STEP_GROUP_OVERLAPPED, "");
+        larger[i] = exchange > compute ? exchange : compute;
+        gain[i] = blocking[i] / totals[i];
+        ratio[i] = totals[i] / larger[i];
+    }
+    add_row(report, "group, two micro-batches: compute alone, one core for all ranks", compute_us,
+            "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
+    add_row(report, "group, two micro-batches: exchange alone", exchange_us, "us", NAN, NAN, NAN,
+            BENCH_LOWER, NAN);
+    add_row(report, "group, two micro-batches: blocking, times slower than begun and finished",
+            bench_quantile(totals, ROUNDS, 0.5), "us", NAN, bench_quantile(blocking, ROUNDS, 0.5),
+            bench_quantile(gain, ROUNDS, 0.5), BENCH_HIGHER, 1.71);
+    add_row(report, "group, two micro-batches: against max(exchange, compute)",
+            bench_quantile(totals, ROUNDS, 0.5), "us", bench_quantile(larger, ROUNDS, 0.5), NAN,
+            bench_quantile(ratio, ROUNDS, 0.5), BENCH_LOWER, 1.10);
+}
+
 int main(int argc, char **argv)
 {
     char dir[EP_TEST_PATH_BYTES], large[EP_FIXTURE_PATH_BYTES], small[EP_FIXTURE_PATH_BYTES];
@@ -527,13 +586,16 @@ int main(int argc, char **argv)
     }
     bench_report *report = bench_report_create(
         "Overlap: H = 1024, I = 512, top-2 of 8, bf16; compute on one core, all else on the other");
-    /* of "caller ranks"; for those who work on one */
+    /* of "caller ranks group"; for those who work on one */
     const char *parts = getenv("EP_BENCH_OVERLAP");
     if (parts == NULL || strstr(parts, "caller") != NULL) {
         part_one_caller(report);
     }
     if (parts == NULL || strstr(parts, "ranks") != NULL) {
         part_ranks(report);
+    }
+    if (parts == NULL || strstr(parts, "group") != NULL) {
+        part_group(report);
     }
     rank_board_end(board);
     for (uint32_t n = 0; n <= RANKS; n++) {
