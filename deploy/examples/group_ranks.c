@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * group_ranks WORLD: that many ranks as processes of this machine, each with 8 tokens and 2
- * experts. Rows go to their experts and come back; expert e multiplies by e + 1, so that each rank
- * can tell whether its sums are right.
+ * group_ranks WORLD: that many ranks as processes of this machine, each with 2 experts and two
+ * micro-batches of 8 tokens. Rows go to their experts and come back; the rows of one micro-batch
+ * travel while the experts work on the other. Expert e multiplies by e + 1, so that each rank can
+ * tell whether its sums are right.
  *
  *     cc group_ranks.c $(pkg-config --cflags --libs expertd) -o group_ranks && ./group_ranks 4
  */
@@ -14,7 +15,19 @@
 
 #include <expertd/group.h>
 
-enum { T = 8, K = 2, H = 64, L = 2, RANKS_MAX = 64 };
+enum { T = 8, K = 2, H = 64, L = 2, RANKS_MAX = 64, LAYERS = 3 };
+
+/* What a micro-batch needs of its own: plans, workspaces and tensors. */
+typedef struct micro_batch {
+    ep_moe_dispatch_args dispatch;
+    ep_moe_combine_args combine;
+    ep_group_plan *plans[2];
+    void *workspace[2];
+    size_t bytes[2];
+    float x[T * H], y[T * H], weights[T * K], rows[RANKS_MAX * T * K * H];
+    int32_t ids[T * K], counts[RANKS_MAX * L], assist[RANKS_MAX * T * K * 128];
+    int64_t nums[L];
+} micro_batch;
 
 static void check(ep_err err, const ep_error *error)
 {
@@ -62,76 +75,139 @@ static ep_group *join(int rank, int world, const int pipe_ends[2])
     return group;
 }
 
-static int run_rank(int rank, int world, const int pipe_ends[2])
+static void fill(micro_batch *m, int rank, int world, int number)
 {
-    static float x[T * H], y[T * H], weights[T * K], rows[RANKS_MAX * T * K * H];
-    static int32_t ids[T * K], counts[RANKS_MAX * L], assist[RANKS_MAX * T * K * 128];
-    static int64_t nums[L];
-    int64_t rows_max = world * T * K; /* A = T * W * min(L, K) */
-    ep_error error;
-    ep_group *group = join(rank, world, pipe_ends);
     for (int i = 0; i < T * H; i++) {
-        x[i] = (float)(i % 13 + rank);
+        m->x[i] = (float)(i % 13 + rank + number);
     }
     for (int t = 0; t < T; t++) {
         for (int k = 0; k < K; k++) {
-            ids[t * K + k] = (rank + t + k) % (world * L);
-            weights[t * K + k] = 0.5f;
+            m->ids[t * K + k] = (rank + number + t + k) % (world * L);
+            m->weights[t * K + k] = 0.5f;
         }
     }
+}
 
-    ep_group_params params; /* what both operators and all ranks have in common */
-    ep_group_params_init(&params);
-    params.moe_expert_num = world * L;
+/* Once: tensors, checks and plans. */
+static void prepare(micro_batch *m, ep_group *group, const ep_group_params *params)
+{
+    int64_t world = ep_group_world_size(group);
+    int64_t rows_max = world * T * K; /* A = T * W * min(L, K) */
+    ep_error error;
+    ep_moe_dispatch_args *dispatch = &m->dispatch;
+    ep_moe_dispatch_args_init(dispatch);
+    dispatch->params = params;
+    dispatch->x = ep_tensor_2d(m->x, EP_DTYPE_F32, T, H);
+    dispatch->expert_ids = ep_tensor_2d(m->ids, EP_DTYPE_I32, T, K);
+    dispatch->expand_x = ep_tensor_2d(m->rows, EP_DTYPE_F32, rows_max, H);
+    dispatch->assist_info_for_combine = ep_tensor_1d(m->assist, EP_DTYPE_I32, rows_max * 128);
+    dispatch->expert_token_nums = ep_tensor_1d(m->nums, EP_DTYPE_I64, L);
+    dispatch->ep_recv_counts = ep_tensor_1d(m->counts, EP_DTYPE_I32, world * L);
 
-    ep_moe_dispatch_args dispatch;
-    ep_moe_dispatch_args_init(&dispatch);
-    dispatch.params = &params;
-    dispatch.x = ep_tensor_2d(x, EP_DTYPE_F32, T, H);
-    dispatch.expert_ids = ep_tensor_2d(ids, EP_DTYPE_I32, T, K);
-    dispatch.expand_x = ep_tensor_2d(rows, EP_DTYPE_F32, rows_max, H);
-    dispatch.assist_info_for_combine = ep_tensor_1d(assist, EP_DTYPE_I32, rows_max * 128);
-    dispatch.expert_token_nums = ep_tensor_1d(nums, EP_DTYPE_I64, L);
-    dispatch.ep_recv_counts = ep_tensor_1d(counts, EP_DTYPE_I32, world * L);
+    ep_moe_combine_args *combine = &m->combine;
+    ep_moe_combine_args_init(combine);
+    combine->params = params;
+    combine->expand_x = dispatch->expand_x; /* the experts work in place */
+    combine->expert_ids = dispatch->expert_ids;
+    combine->assist_info_for_combine = dispatch->assist_info_for_combine;
+    combine->ep_send_counts = dispatch->ep_recv_counts;
+    combine->expert_scales = ep_tensor_2d(m->weights, EP_DTYPE_F32, T, K);
+    combine->x_out = ep_tensor_2d(m->y, EP_DTYPE_F32, T, H);
 
-    ep_moe_combine_args combine;
-    ep_moe_combine_args_init(&combine);
-    combine.params = &params;
-    combine.expand_x = dispatch.expand_x; /* the experts work in place */
-    combine.expert_ids = dispatch.expert_ids;
-    combine.assist_info_for_combine = dispatch.assist_info_for_combine;
-    combine.ep_send_counts = dispatch.ep_recv_counts;
-    combine.expert_scales = ep_tensor_2d(weights, EP_DTYPE_F32, T, K);
-    combine.x_out = ep_tensor_2d(y, EP_DTYPE_F32, T, H);
+    check(ep_moe_dispatch_prepare(group, dispatch, &m->bytes[0], &m->plans[0], &error), &error);
+    check(ep_moe_combine_prepare(group, combine, NULL, &m->bytes[1], &m->plans[1], &error), &error);
+    for (int i = 0; i < 2; i++) {
+        m->workspace[i] = aligned_alloc(64, (m->bytes[i] + 63) / 64 * 64);
+    }
+}
 
-    /* Once: checks and plans. Then the operators, as often as wanted. */
-    ep_group_plan *plans[2];
-    size_t bytes[2];
-    check(ep_moe_dispatch_prepare(group, &dispatch, &bytes[0], &plans[0], &error), &error);
-    check(ep_moe_combine_prepare(group, &combine, NULL, &bytes[1], &plans[1], &error), &error);
-    void *workspace[2] = {aligned_alloc(64, (bytes[0] + 63) / 64 * 64),
-                          aligned_alloc(64, (bytes[1] + 63) / 64 * 64)};
+/* ---- as often as wanted ---- */
 
-    check(ep_moe_dispatch(group, plans[0], &dispatch, workspace[0], bytes[0], &error), &error);
+static void begin_dispatch(micro_batch *m, ep_group *group)
+{
+    ep_error error;
+    check(ep_moe_dispatch_begin(group, m->plans[0], &m->dispatch, m->workspace[0], m->bytes[0],
+                                NULL, NULL, &error),
+          &error);
+}
+
+static void begin_combine(micro_batch *m, ep_group *group)
+{
+    ep_error error;
+    check(ep_moe_combine_begin(group, m->plans[1], &m->combine, m->workspace[1], m->bytes[1], NULL,
+                               NULL, &error),
+          &error);
+}
+
+static void finish(ep_group_plan *plan)
+{
+    ep_error error;
+    check(ep_group_plan_finish(plan, &error), &error);
+}
+
+static void run_experts(micro_batch *m, int rank)
+{
     for (int64_t e = 0, row = 0; e < L; e++) { /* rows lie by local expert */
-        for (int64_t end = row + nums[e]; row < end; row++) {
+        for (int64_t end = row + m->nums[e]; row < end; row++) {
             for (int h = 0; h < H; h++) {
-                rows[row * H + h] *= (float)(rank * L + e + 1);
+                m->rows[row * H + h] *= (float)(rank * L + e + 1);
             }
         }
     }
-    check(ep_moe_combine(group, plans[1], &combine, workspace[1], bytes[1], &error), &error);
+}
 
+/* Every rank begins the operations in this order. */
+static void run_layers(micro_batch m[2], ep_group *group, int rank)
+{
+    begin_dispatch(&m[0], group);
+    for (int layer = 0; layer < LAYERS; layer++) {
+        begin_dispatch(&m[1], group);
+        finish(m[0].plans[0]);
+        run_experts(&m[0], rank); /* meanwhile the rows of m[1] travel */
+        begin_combine(&m[0], group);
+        finish(m[1].plans[0]);
+        run_experts(&m[1], rank); /* and the results of m[0] */
+        begin_combine(&m[1], group);
+        finish(m[0].plans[1]); /* m[0].y: here a model goes on with its attention */
+        if (layer + 1 < LAYERS) {
+            begin_dispatch(&m[0], group);
+        }
+        finish(m[1].plans[1]);
+    }
+}
+
+static int count_wrong(const micro_batch *m)
+{
     int wrong = 0;
     for (int i = 0; i < T * H; i++) {
-        const int32_t *id = ids + i / H * K;
-        wrong += y[i] != 0.5f * (x[i] * (float)(id[0] + 1)) + 0.5f * (x[i] * (float)(id[1] + 1));
+        const int32_t *id = m->ids + i / H * K;
+        wrong += m->y[i] !=
+                 0.5f * (m->x[i] * (float)(id[0] + 1)) + 0.5f * (m->x[i] * (float)(id[1] + 1));
     }
-    printf("rank %d of %d: %d of %d elements wrong\n", rank, world, wrong, T * H);
-    for (int i = 0; i < 2; i++) {
-        ep_group_plan_destroy(plans[i]);
-        free(workspace[i]);
+    return wrong;
+}
+
+static int run_rank(int rank, int world, const int pipe_ends[2])
+{
+    static micro_batch m[2];
+    ep_group_params params; /* what both operators and all ranks have in common */
+    int wrong = 0;
+    ep_group *group = join(rank, world, pipe_ends);
+    ep_group_params_init(&params);
+    params.moe_expert_num = world * L;
+    for (int b = 0; b < 2; b++) {
+        fill(&m[b], rank, world, b);
+        prepare(&m[b], group, &params);
     }
+    run_layers(m, group, rank);
+    for (int b = 0; b < 2; b++) {
+        wrong += count_wrong(&m[b]);
+        for (int i = 0; i < 2; i++) {
+            ep_group_plan_destroy(m[b].plans[i]);
+            free(m[b].workspace[i]);
+        }
+    }
+    printf("rank %d of %d: %d of %d elements wrong\n", rank, world, wrong, 2 * T * H);
     ep_group_destroy(group);
     return wrong != 0;
 }
