@@ -61,7 +61,7 @@ struct ep_group_plan {
     group_op op;
     group_op pair; /* with view.group_tp: the exchange in that group */
     ep_group_call pair_call;
-    const struct group_operator *operator;
+    const struct group_operator *kind;
     group_op *last; /* of the two exchanges */
     ep_error error; /* code not OK: it has failed */
 

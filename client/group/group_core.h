@@ -248,9 +248,10 @@ typedef struct group_op {
     uint32_t *outgoing_rows;
     ep_group_call *told;
     /* under the lock */
-    bool taken;             /* all frames came and are in incoming */
-    bool given_up;          /* cancelled, or failed on this rank */
-    ep_group_plan *watched; /* to be told when nothing more is to be waited for; NULL: none */
+    bool taken;                      /* all frames came and are in incoming */
+    bool given_up;                   /* cancelled, or failed on this rank */
+    const struct group_watch *watch; /* who is told when it is over; NULL: nobody */
+    void *watch_arg;
 } group_op;
 
 /* What deadline_us of a call stands for. */
@@ -298,11 +299,15 @@ void ep_group_op_end(group_op *op);
 
 /* ---- group_watch.c: the thread that calls back ---- */
 
-/* Starts it unless it runs. Errors: NO_MEMORY. */
+typedef struct group_watch {
+    /* lock held: whether over shall be called; then arg stays until it has been */
+    bool (*take)(void *arg);
+    void (*over)(void *arg); /* lock not held */
+} group_watch;
+
+/* Starts it unless it runs; ep_group_destroy ends it. Errors: RESOURCE_EXHAUSTED. */
 ep_err ep_group_watch_start(ep_group *group, ep_error *out_error);
-/* ep_group_plan_over(plan) will be called on it once, as soon as the call is over. */
-void ep_group_watch(group_op *op, ep_group_plan *plan);
-/* Ends it; not from a callback. */
-void ep_group_watch_stop(ep_group *group);
+/* It is told once, as soon as the call is over. */
+void ep_group_watch(group_op *op, const group_watch *watch, void *arg);
 
 #endif

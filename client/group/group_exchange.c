@@ -418,7 +418,7 @@ ep_err ep_group_op_begin(group_op *op, ep_group *group, const ep_group_call *cal
     op->answered = false;
     op->taken = false;
     op->given_up = false;
-    op->watched = NULL;
+    op->watch = NULL;
     ep_error error;
     pthread_mutex_lock(&group->lock);
     ep_err err = enter(op, members, &error);

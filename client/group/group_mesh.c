@@ -651,12 +651,24 @@ static void say_goodbye(ep_group *group)
     }
 }
 
+static void stop_watcher(ep_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    bool runs = group->has_watcher;
+    group->watcher_ends = true;
+    pthread_cond_broadcast(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+    if (runs) {
+        pthread_join(group->watcher, NULL);
+    }
+}
+
 void ep_group_destroy(ep_group *group)
 {
     if (group == NULL || ep_fork_guard_in_child(&group->fork)) {
         return;
     }
-    ep_group_watch_stop(group);
+    stop_watcher(group);
     close_listener(group);
     release_dials(group);
     say_goodbye(group);

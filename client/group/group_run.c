@@ -99,7 +99,7 @@ static void step(ep_group_plan *plan)
     ep_error error;
     ep_err err = ep_group_op_wait(op, &error);
     if (err == EP_OK) {
-        err = is_last ? plan->operator->place(plan, &error) : plan->operator->turn(plan, &error);
+        err = is_last ? plan->kind->place(plan, &error) : plan->kind->turn(plan, &error);
     }
     if (err == EP_OK) {
         await(plan, is_last ? NULL : plan->last);
@@ -122,7 +122,52 @@ static void advance(ep_group_plan *plan)
     }
 }
 
-ep_err ep_group_run_begin(ep_group_plan *plan, const group_operator *operator, ep_group * group,
+/* ---- the thread that calls back ---- */
+
+/* Makes the plan its own; false: somebody finishes it. */
+static bool take(void *arg)
+{
+    ep_group_plan *plan = arg;
+    pthread_mutex_lock(&plan->lock);
+    while (plan->by_watcher) { /* the pair's thread, which has just handed it over */
+        pthread_cond_wait(&plan->changed, &plan->lock);
+    }
+    bool mine = !plan->driven;
+    plan->driven = true;
+    plan->by_watcher = mine;
+    pthread_mutex_unlock(&plan->lock);
+    return mine;
+}
+
+static void go_on(void *arg);
+static const group_watch plan_watch = {.take = take, .over = go_on};
+
+/* An exchange that it awaits is over. */
+static void go_on(void *arg)
+{
+    ep_group_plan *plan = arg;
+    bool finished = false;
+    advance(plan);
+    if (plan->awaits != NULL && !ep_group_op_is_over(plan->awaits)) {
+        ep_group_watch(plan->awaits, &plan_watch, plan);
+        stop_driving(plan);
+        return;
+    }
+    pthread_mutex_lock(&plan->lock);
+    plan->done_due = false;
+    plan->in_done = true;
+    plan->watcher = pthread_self();
+    plan->finished_inside = &finished;
+    pthread_mutex_unlock(&plan->lock);
+    plan->done(plan->done_arg, plan);
+    if (!finished) { /* else the plan may be gone, or its next operation under way */
+        stop_driving(plan);
+    }
+}
+
+/* ---- beginning ---- */
+
+ep_err ep_group_run_begin(ep_group_plan *plan, const group_operator *kind, ep_group *group,
                           uint64_t deadline_us, ep_group_done_func done, void *arg,
                           ep_error *out_error)
 {
@@ -152,61 +197,25 @@ ep_err ep_group_run_begin(ep_group_plan *plan, const group_operator *operator, e
     if (err != EP_OK) {
         return err;
     }
-    plan->operator= operator;
+    plan->kind = kind;
     ep_error_clear(&plan->error);
-    group_op *first = pair != NULL && operator->pair_first ? &plan->pair : & plan->op;
-    plan->last = pair != NULL && !operator->pair_first ? &plan->pair : & plan->op;
+    group_op *first = pair != NULL && kind->pair_first ? &plan->pair : &plan->op;
+    plan->last = pair != NULL && !kind->pair_first ? &plan->pair : &plan->op;
     pthread_mutex_lock(&plan->lock);
     plan->done = done;
     plan->done_arg = arg;
     plan->done_due = done != NULL;
     plan->awaits = first;
     pthread_mutex_unlock(&plan->lock);
-    if (operator->start(plan, &error) != EP_OK) {
+    if (kind->start(plan, &error) != EP_OK) {
         fail(plan, &error);
         first = &plan->op;
     }
     stop_driving(plan);
     if (done != NULL) {
-        ep_group_watch(first, plan); /* after this the plan may be gone */
+        ep_group_watch(first, &plan_watch, plan); /* after this the plan may be gone */
     }
     return EP_OK;
-}
-
-/* ---- the thread that calls back ---- */
-
-bool ep_group_run_take(ep_group_plan *plan)
-{
-    pthread_mutex_lock(&plan->lock);
-    while (plan->by_watcher) { /* the pair's thread, which has just handed it over */
-        pthread_cond_wait(&plan->changed, &plan->lock);
-    }
-    bool mine = !plan->driven;
-    plan->driven = true;
-    plan->by_watcher = mine;
-    pthread_mutex_unlock(&plan->lock);
-    return mine;
-}
-
-void ep_group_run_over(ep_group_plan *plan)
-{
-    bool finished = false;
-    advance(plan);
-    if (plan->awaits != NULL && !ep_group_op_is_over(plan->awaits)) {
-        ep_group_watch(plan->awaits, plan);
-        stop_driving(plan);
-        return;
-    }
-    pthread_mutex_lock(&plan->lock);
-    plan->done_due = false;
-    plan->in_done = true;
-    plan->watcher = pthread_self();
-    plan->finished_inside = &finished;
-    pthread_mutex_unlock(&plan->lock);
-    plan->done(plan->done_arg, plan);
-    if (!finished) { /* else the plan may be gone, or its next operation under way */
-        stop_driving(plan);
-    }
 }
 
 /* ---- what programs call ---- */
@@ -258,11 +267,11 @@ ep_err ep_group_plan_finish(ep_group_plan *plan, ep_error *out_error)
     if (has_pair(plan)) {
         ep_group_op_end(&plan->pair);
     }
-    if (plan->operator->drop != NULL) {
-        plan->operator->drop(plan);
+    if (plan->kind->drop != NULL) {
+        plan->kind->drop(plan);
     }
     ep_error error = plan->error;
-    ep_err err = error.code == EP_OK ? plan->operator->out(plan, &error) : error.code;
+    ep_err err = error.code == EP_OK ? plan->kind->out(plan, &error) : error.code;
     ep_group_run_unclaim(plan);
     if (err != EP_OK && out_error != NULL) {
         *out_error = error;

@@ -35,14 +35,8 @@ void ep_group_run_unclaim(ep_group_plan *plan);
  * told to the others and comes out in finish. Errors: as ep_group_op_begin; RESOURCE_EXHAUSTED (no
  * thread for callbacks); the plan is claimed as before.
  */
-ep_err ep_group_run_begin(ep_group_plan *plan, const group_operator *operator, ep_group * group,
+ep_err ep_group_run_begin(ep_group_plan *plan, const group_operator *kind, ep_group *group,
                           uint64_t deadline_us, ep_group_done_func done, void *arg,
                           ep_error *out_error);
-
-/* The thread that calls back: makes the plan its own until ep_group_run_over. False: somebody
- * finishes it. */
-bool ep_group_run_take(ep_group_plan *plan);
-/* An exchange that it awaits is over. */
-void ep_group_run_over(ep_group_plan *plan);
 
 #endif

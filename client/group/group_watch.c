@@ -3,7 +3,7 @@
 #include <signal.h>
 #include <string.h>
 
-#include "group/group_run.h"
+#include "group/group_core.h"
 
 /* A watched call that is over; NULL: none, and *out_next_ns is when one will be at the latest. Lock
  * held. */
@@ -12,7 +12,7 @@ static group_op *next_over(ep_group *group, uint64_t *out_next_ns)
     *out_next_ns = UINT64_MAX;
     for (uint32_t i = 0; i < EP_GROUP_OPERATIONS_MAX; i++) {
         group_op *op = group->ops[i];
-        if (op != NULL && op->watched != NULL) {
+        if (op != NULL && op->watch != NULL) {
             if (ep_group_op_is_over_locked(op)) {
                 return op;
             }
@@ -22,19 +22,20 @@ static group_op *next_over(ep_group *group, uint64_t *out_next_ns)
     return NULL;
 }
 
-static void *watcher_main(void *arg)
+static void *watcher_main(void *of)
 {
-    ep_group *group = arg;
+    ep_group *group = of;
     pthread_mutex_lock(&group->lock);
     while (!group->watcher_ends) {
         uint64_t next_ns;
         group_op *op = next_over(group, &next_ns);
         if (op != NULL) {
-            ep_group_plan *plan = op->watched;
-            op->watched = NULL;
-            if (ep_group_run_take(plan)) { /* it stays until this thread lets it go */
+            const group_watch *watch = op->watch;
+            void *arg = op->watch_arg;
+            op->watch = NULL;
+            if (watch->take(arg)) { /* it stays until this thread lets it go */
                 pthread_mutex_unlock(&group->lock);
-                ep_group_run_over(plan);
+                watch->over(arg);
                 pthread_mutex_lock(&group->lock);
             }
         } else if (next_ns != UINT64_MAX) {
@@ -67,22 +68,11 @@ ep_err ep_group_watch_start(ep_group *group, ep_error *out_error)
                                        strerror(failure));
 }
 
-void ep_group_watch(group_op *op, ep_group_plan *plan)
+void ep_group_watch(group_op *op, const group_watch *watch, void *arg)
 {
     pthread_mutex_lock(&op->group->lock);
-    op->watched = plan;
+    op->watch = watch;
+    op->watch_arg = arg;
     pthread_cond_broadcast(&op->group->changed);
     pthread_mutex_unlock(&op->group->lock);
-}
-
-void ep_group_watch_stop(ep_group *group)
-{
-    pthread_mutex_lock(&group->lock);
-    bool runs = group->has_watcher;
-    group->watcher_ends = true;
-    pthread_cond_broadcast(&group->changed);
-    pthread_mutex_unlock(&group->lock);
-    if (runs) {
-        pthread_join(group->watcher, NULL);
-    }
 }
