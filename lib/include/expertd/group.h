@@ -58,12 +58,11 @@
  *            on. Plans hold all else: begin and finish allocate nothing.
  * Devices    tensors of dispatch and combine may be on an Ascend device, not elastic_info: memory
  *            EP_MEMORY_ASCEND,
- *            device_id the calling thread's, sync_handle the aclrtStream that their work is on, one
- *            for all of a call;
- *            outputs without gaps. A plan prepared with them has pinned memory for them. The
- *            operator copies inputs behind the stream's work (in begin) and outputs after the
- *            exchange (in finish), and returns when they are there; waiting for the stream is
- *            bounded by the call's deadline, too. Other errors: as for ep_moe_begin_on_stream in
+ *            device_id that of the threads that begin and finish, sync_handle the aclrtStream that
+ *            their work is on, one for all of a call; outputs without gaps. A plan prepared with
+ * them has pinned memory for them. The operator copies inputs behind the stream's work (in begin)
+ * and outputs after the exchange (in finish), and returns when they are there; waiting for the
+ * stream is bounded by the call's deadline, too. Other errors: as for ep_moe_begin_on_stream in
  *            client.h.
  * Threads    calls from any thread; different groups are independent. Begins of one group from
  *            several threads need an order that is the same on all ranks. Of one plan, one call at
