@@ -402,9 +402,7 @@ static void on_work_done(ep_work *work, ep_err result)
     } else {
         ep_forward_metrics_rows(&request->handler->metrics, work->job.rows, work->job.rows_count,
                                 request->view.reply_dtype, request->view.hidden);
-        if (request->reply.is_quantised) {
-            ep_reply_rows_done(&request->reply, work->job.rows, work->job.rows_count);
-        }
+        ep_reply_rows_done(&request->reply, work->job.rows, work->job.rows_count);
         uint64_t first = atomic_load(&request->first_start_ns);
         while ((first == 0 || work->started_ns < first) &&
                !atomic_compare_exchange_weak(&request->first_start_ns, &first, work->started_ns)) {

@@ -60,7 +60,10 @@ static void quantise(const ep_reply_rows *rows, const void *row, size_t at)
 
 void ep_reply_rows_done(const ep_reply_rows *rows, const ep_job_row *done, uint32_t done_count)
 {
-    for (uint32_t r = 0; !rows->view->node_sum && r < done_count; r++) {
+    if (!rows->is_quantised || rows->view->node_sum) {
+        return;
+    }
+    for (uint32_t r = 0; r < done_count; r++) {
         quantise(rows, done[r].out,
                  (size_t)((const uint8_t *)done[r].out - rows->rows) / rows->row_bytes);
     }

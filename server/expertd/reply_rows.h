@@ -35,7 +35,7 @@ typedef struct ep_reply_rows {
 void ep_reply_rows_plan(const ep_forward_view *view, ep_reply_rows *out_rows);
 /* Errors: RESOURCE_EXHAUSTED, NO_MEMORY; nothing is held then. */
 ep_err ep_reply_rows_acquire(ep_reply_rows *rows, ep_buffer_pool *pool);
-/* With is_quantised: these rows are there; out of each is its place in rows->rows. */
+/* These rows are there; out of each is its place in rows->rows. */
 void ep_reply_rows_done(const ep_reply_rows *rows, const ep_job_row *done, uint32_t done_count);
 /* With node_sum: every row is there; makes the reply of them. */
 void ep_reply_rows_finish(const ep_reply_rows *rows);
