@@ -65,6 +65,8 @@ typedef struct group_arrivals {
     uint32_t generation;  /* the newest in which one came; valid with any */
     uint64_t next_number; /* all of this generation before it have come */
     uint32_t ahead;       /* bit i: and next_number + i too */
+    /* bit (number % 32): a failed frame came first, and may have overtaken the rows */
+    uint32_t failed;
     bool any;
 } group_arrivals;
 

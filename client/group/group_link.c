@@ -313,6 +313,11 @@ static bool is_due(const ep_group *group, const ep_group_frame *frame)
     return frame->generation < group->generation || frame->number < begun + EP_GROUP_OPERATIONS_MAX;
 }
 
+static uint32_t arrival_bit(const ep_group_frame *frame)
+{
+    return (uint32_t)1 << frame->number % 32;
+}
+
 /*
  * Calls of a rank may be answered out of their order: where a neighbour passes on (two_ways), and
  * where calls with a pair get on at different times. Lock held; false: it has come already, or is
@@ -330,6 +335,8 @@ static bool note_arrival(group_arrivals *seen, const ep_group_frame *frame, bool
     if (place > GROUP_AHEAD_MAX || (seen->ahead >> place & 1) != 0) {
         return false;
     }
+    seen->failed &= ~arrival_bit(frame);
+    seen->failed |= frame->kind == EP_GROUP_FRAME_FAILED ? arrival_bit(frame) : 0;
     for (seen->ahead |= (uint32_t)1 << place; (seen->ahead & 1) != 0; seen->ahead >>= 1) {
         seen->next_number++;
     }
@@ -382,15 +389,23 @@ bool ep_group_has_two_ways(const ep_group *group, uint32_t origin)
     return group->has_neighbours && group->same_host[origin] != group->same_host[group->rank];
 }
 
+/* Rows that a failed frame of their rank, which took them back, has overtaken. Lock held. */
+static bool is_overtaken(const group_arrivals *seen, bool two_ways, const ep_group_frame *frame)
+{
+    return two_ways && frame->kind != EP_GROUP_FRAME_FAILED && has_come(seen, frame) &&
+           frame->generation == seen->generation && (seen->failed & arrival_bit(frame)) != 0;
+}
+
 bool ep_group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_frame *frame)
 {
     group_peer *peer = &group->peers[origin];
     group_arrivals seen = peer->seen;
     uint32_t place;
     ep_group_drop_old_frames(group, peer);
-    return is_due(group, frame) &&
-           note_arrival(&seen, frame, ep_group_has_two_ways(group, origin)) &&
-           (is_old(group, frame) || ring_place(peer, frame, &place));
+    const bool two_ways = ep_group_has_two_ways(group, origin);
+    return is_due(group, frame) && note_arrival(&seen, frame, two_ways)
+               ? is_old(group, frame) || ring_place(peer, frame, &place)
+               : is_overtaken(&peer->seen, two_ways, frame);
 }
 
 /* Whether this rank may bring what is of origin. Which gateway it should be the call knows. Lock
@@ -409,13 +424,17 @@ static bool may_bring(const ep_group *group, uint32_t origin, uint32_t via)
 static bool take_back(group_peer *peer, bool two_ways, const ep_group_frame *frame,
                       ep_buffer **inout_buffer)
 {
-    group_inbox_frame *first = ep_group_inbox_find(peer, frame->generation, frame->number);
+    if (is_overtaken(&peer->seen, two_ways, frame)) {
+        peer->seen.failed &= ~arrival_bit(frame); /* once */
+        return true;
+    }
+    if (frame->kind != EP_GROUP_FRAME_FAILED) {
+        return false;
+    }
     if (!has_come(&peer->seen, frame)) {
         return false;
     }
-    if (frame->kind != EP_GROUP_FRAME_FAILED) {
-        return two_ways && (first == NULL || first->head.kind == EP_GROUP_FRAME_FAILED);
-    }
+    group_inbox_frame *first = ep_group_inbox_find(peer, frame->generation, frame->number);
     if (first != NULL) {
         ep_buffer *rows = first->buffer;
         first->buffer = *inout_buffer;
