@@ -47,6 +47,7 @@ ep_err ep_group_combine_view(ep_group *group, const ep_moe_combine_args *args,
 
 /* A plan: what a call must still be like when it runs, and the operation begun on it. */
 struct ep_group_plan {
+    const ep_group *group;
     uint64_t membership;
     ep_group_call call;
     ep_group *group_tp;
@@ -72,6 +73,7 @@ struct ep_group_plan {
     bool by_watcher;  /* the thread that calls back */
     group_op *awaits; /* the exchange that it waits for; NULL: none, it only has to be finished */
     bool cancelled;
+    uint32_t cancels; /* inside of ep_group_plan_cancel: the operation stays until they are out */
     ep_group_done_func done;
     void *done_arg;
     bool done_due; /* has to be called yet */

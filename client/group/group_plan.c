@@ -18,6 +18,7 @@ ep_err ep_group_plan_create(const ep_group *group, const group_view *view, size_
     }
     pthread_mutex_init(&plan->lock, NULL);
     pthread_cond_init(&plan->changed, NULL);
+    plan->group = group;
     plan->work = calloc(1, work_bytes);
     ep_err err = plan->work != NULL
                      ? ep_group_op_init(group->world, &plan->op, out_error)
@@ -42,8 +43,8 @@ ep_err ep_group_plan_create(const ep_group *group, const group_view *view, size_
 
 void ep_group_plan_destroy(ep_group_plan *plan)
 {
-    if (plan == NULL) {
-        return;
+    if (plan == NULL || ep_fork_guard_in_child(&plan->group->fork)) {
+        return; /* in a child its memory stays: who held its locks is not there */
     }
     ep_group_plan_cancel(plan);
     ep_group_plan_finish(plan, NULL); /* refused when nothing is under way */

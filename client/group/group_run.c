@@ -29,12 +29,23 @@ ep_err ep_group_run_claim(ep_group_plan *plan, const char *name, const char *pre
                                    "use a plan for each");
 }
 
+/* Those that found an operation still touch it. */
+static void let_cancels_out(ep_group_plan *plan)
+{
+    pthread_mutex_lock(&plan->lock);
+    plan->awaits = NULL;
+    while (plan->cancels > 0) {
+        pthread_cond_wait(&plan->changed, &plan->lock);
+    }
+    pthread_mutex_unlock(&plan->lock);
+}
+
 void ep_group_run_unclaim(ep_group_plan *plan)
 {
+    let_cancels_out(plan);
     pthread_mutex_lock(&plan->lock);
     plan->claimed = false;
     plan->driven = false;
-    plan->awaits = NULL;
     plan->cancelled = false;
     plan->in_done = false;
     pthread_cond_broadcast(&plan->changed);
@@ -222,6 +233,9 @@ ep_err ep_group_run_begin(ep_group_plan *plan, const group_operator *kind, ep_gr
 
 bool ep_group_plan_poll(ep_group_plan *plan)
 {
+    if (plan == NULL || ep_fork_guard_in_child(&plan->group->fork)) {
+        return true;
+    }
     if (drive(plan)) {
         advance(plan);
         stop_driving(plan);
@@ -241,6 +255,7 @@ static bool begin_finish(ep_group_plan *plan)
     bool inside = plan->in_done && pthread_equal(plan->watcher, pthread_self()) != 0;
     while (claimed && plan->driven && !inside) {
         pthread_cond_wait(&plan->changed, &plan->lock);
+        claimed = plan->claimed;
     }
     if (claimed) {
         plan->driven = true;
@@ -256,6 +271,10 @@ static bool begin_finish(ep_group_plan *plan)
 
 ep_err ep_group_plan_finish(ep_group_plan *plan, ep_error *out_error)
 {
+    if (plan != NULL && ep_fork_guard_in_child(&plan->group->fork)) {
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "this plan was made before fork: it belongs to the parent");
+    }
     if (plan == NULL || !begin_finish(plan)) {
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
                             "no operation of this plan is under way");
@@ -263,6 +282,7 @@ ep_err ep_group_plan_finish(ep_group_plan *plan, ep_error *out_error)
     while (plan->awaits != NULL) {
         step(plan);
     }
+    let_cancels_out(plan);
     ep_group_op_end(&plan->op);
     if (has_pair(plan)) {
         ep_group_op_end(&plan->pair);
@@ -281,7 +301,7 @@ ep_err ep_group_plan_finish(ep_group_plan *plan, ep_error *out_error)
 
 void ep_group_plan_cancel(ep_group_plan *plan)
 {
-    if (plan == NULL) {
+    if (plan == NULL || ep_fork_guard_in_child(&plan->group->fork)) {
         return;
     }
     pthread_mutex_lock(&plan->lock);
@@ -289,6 +309,7 @@ void ep_group_plan_cancel(ep_group_plan *plan)
     bool mine = active && !plan->driven && !plan->done_due;
     plan->cancelled = plan->cancelled || active;
     plan->driven = plan->driven || mine;
+    plan->cancels++;
     pthread_mutex_unlock(&plan->lock);
     if (active) {
         ep_group_op_give_up(&plan->op);
@@ -300,4 +321,8 @@ void ep_group_plan_cancel(ep_group_plan *plan)
         step(plan); /* which finds it given up */
         stop_driving(plan);
     }
+    pthread_mutex_lock(&plan->lock);
+    plan->cancels--;
+    pthread_cond_broadcast(&plan->changed);
+    pthread_mutex_unlock(&plan->lock);
 }

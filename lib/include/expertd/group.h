@@ -67,9 +67,12 @@
  * Threads    calls from any thread; different groups are independent. Begins of one group from
  *            several threads need an order that is the same on all ranks. Of one plan, one call at
  *            a time, but ep_group_plan_cancel. The exchange itself goes on without a call.
+ * Fork       a group and its plans belong to the process that made them. In a child begin and
+ *            finish give FAILED_PRECONDITION; cancel and destroy do nothing.
  * Callbacks  on_listening in ep_group_create. Those of begin run on one thread of the group (or of
  *            group_tp), made with the first of them, never inside a call of the program. They may
- *            call everything but ep_group_destroy of this group; while one runs, the others wait.
+ *            call everything but ep_group_destroy of this group or of group_tp. While one runs,
+ *            the others wait.
  * Structs    set struct_bytes by the _init function first, then change fields. An absent tensor has
  *            rank 0.
  */

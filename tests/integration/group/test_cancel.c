@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "case_draw.h"
@@ -50,6 +51,7 @@ typedef enum stage {
     IN_FINISH,     /* it waits for the others, and another thread cancels */
     WITH_CALLBACK, /* it is to be called back */
     FINISHED,      /* too late: nothing happens */
+    IN_CHILD,      /* a forked child cancels, finishes and frees it: nothing happens */
     STAGES
 } stage;
 
@@ -85,15 +87,43 @@ static ep_err cancel_in_finish(rank_call *call, ep_error *error)
     return err;
 }
 
+/* What was made before fork belongs to the parent. */
+static bool child_is_refused(rank_call *call)
+{
+#ifdef __SANITIZE_THREAD__ /* it does not follow a fork of a process with threads */
+    (void)call;
+    return true;
+#else
+    int status = -1;
+    pid_t child = fork();
+    if (child == 0) {
+        ep_error error = {.text = ""};
+        ep_group_plan_cancel(call->under_way);
+        bool good = ep_group_plan_poll(call->under_way) &&
+                    ep_group_plan_finish(call->under_way, &error) == EP_ERR_FAILED_PRECONDITION &&
+                    names(&error, "made before fork");
+        ep_group_plan_destroy(call->under_way);
+        _exit(good ? 0 : 1);
+    }
+    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+#endif
+}
+
+static bool is_without_effect(stage at)
+{
+    return at == FINISHED || at == IN_CHILD;
+}
+
 static void cancel(rank_call *call, const trial *t, uint32_t rank, ep_group *group)
 {
     ep_error error = {.text = ""};
     rank_form form = t->stage == WITH_CALLBACK ? RANK_CALLBACK : RANK_FINISH;
     EXPECT(begin(call, t, group, form, &error) == EP_OK, "%s", error.text);
-    if (t->stage == AFTER_OTHERS || t->stage == FINISHED) {
+    if (t->stage == AFTER_OTHERS || is_without_effect(t->stage)) {
         meet();
     }
-    if (t->stage == FINISHED) {
+    if (is_without_effect(t->stage)) {
+        EXPECT(t->stage != IN_CHILD || child_is_refused(call), "a child got on with it");
         EXPECT(rank_call_finish(call, &error) == EP_OK, "%s", error.text);
         ep_group_plan_cancel(call->under_way);
     } else {
@@ -125,14 +155,14 @@ static void be_with_it(rank_call *call, const trial *t, uint32_t rank, ep_group 
 {
     ep_error error = {.text = ""};
     rank_form form = (rank_form)((rank + (uint32_t)t->stage) % RANK_FORMS);
-    bool before = t->stage == AFTER_OTHERS || t->stage == FINISHED;
+    bool before = t->stage == AFTER_OTHERS || is_without_effect(t->stage);
     if (before) {
         EXPECT(begin(call, t, group, RANK_FINISH, &error) == EP_OK, "%s", error.text);
         meet();
     }
     meet(); /* it has ended its own */
     /* its rows and what takes them back, and the rows of the third rank */
-    while (t->stage != FINISHED && frames_of(group) < frames + (before ? 3 : 2)) {
+    while (!is_without_effect(t->stage) && frames_of(group) < frames + (before ? 3 : 2)) {
         usleep(100);
     }
     meet();
@@ -140,7 +170,7 @@ static void be_with_it(rank_call *call, const trial *t, uint32_t rank, ep_group 
         EXPECT(begin(call, t, group, form, &error) == EP_OK, "%s", error.text);
     }
     ep_err err = rank_call_finish(call, &error);
-    if (t->stage == FINISHED) {
+    if (is_without_effect(t->stage)) {
         EXPECT(err == EP_OK, "%s", error.text);
     } else {
         EXPECT(err == EP_ERR_CANCELLED && names(&error, "rank 1: ") &&
