@@ -112,6 +112,8 @@ def _of_numpy(name, array, wanted16, writable):
 
 
 def _capsule(name, array, writable):
+    if writable and type(array).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        raise ValueError(f"{name} is a JAX array, which nobody may write to: give NumPy's or PyTorch's")
     device = tuple(int(part) for part in array.__dlpack_device__())
     if device[0] != CPU[0]:
         raise ValueError(
@@ -120,8 +122,6 @@ def _capsule(name, array, writable):
     try:
         return array.__dlpack__(max_version=(1, 0))
     except TypeError:
-        if writable and type(array).__module__.partition(".")[0] in ("jax", "jaxlib"):
-            raise ValueError(f"{name} is a JAX array, which nobody may write to: give NumPy's or PyTorch's") from None
         return array.__dlpack__()
 
 
@@ -179,7 +179,8 @@ def empty_like(array, shape, dtype):
     """A new output of the kind of array: PyTorch's for PyTorch's, else NumPy's."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        return torch.empty(shape, dtype={"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[dtype])
+        dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+        return torch.empty(shape, dtype=dtypes[dtype], device=array.device)
     if dtype != "bf16":
         return np.empty(shape, {"f16": np.float16, "f32": np.float32}[dtype])
     if isinstance(array, np.ndarray) and array.dtype.name == "bfloat16":

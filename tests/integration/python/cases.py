@@ -149,6 +149,13 @@ class Dlpack:
         return new_capsule(ctypes.addressof(managed), name, ctypes.cast(DESTROY, ctypes.c_void_p))
 
 
+class JaxArray(Dlpack):
+    """Its capsule says nothing of being read-only, as JAX's."""
+
+
+JaxArray.__module__ = "jaxlib._jax"
+
+
 def delete(address):
     Dlpack.deleted += 1
     del Dlpack.alive[address]
@@ -195,6 +202,7 @@ def case_dlpack(c, b):
         assert isinstance(y, np.ndarray) and np.array_equal(y, b.y32)
     raised(ValueError, "x is on DLPack device (2, 1)", c.forward, "demo", LAYER, Dlpack(b.x, BF16, 16, True, device=(2, 1)), b.ids, b.scales)
     raised(ValueError, "out is read-only", c.forward, *b.arguments(), Dlpack(out, BF16, 16, True, flags=1), dtype="bf16")
+    raised(ValueError, "out is a JAX array", c.forward, *b.arguments(), JaxArray(out, BF16, 16, False), dtype="bf16")
     raised(TypeError, "x has type DLPack (2, 64, 1)", c.forward, "demo", LAYER, Dlpack(b.x, FLOAT, 64, True), b.ids, b.scales)
 
 
