@@ -361,13 +361,13 @@ void ep_call_end_run(ep_call *call, uint64_t now_ns)
         call->kept_bytes += call->windows[w].bytes;
         call->windows[w].bytes = 0;
     }
-    give_back_room(call);
     ep_call_cancel_zombies(call, now_ns);
     for (uint32_t i = 0; i < call->state.parcels_count; i++) {
         if (call->state.parcels[i].phase == EP_PARCEL_FREE) {
             ep_call_clear_frame(call->frames[i]);
         }
     }
+    give_back_room(call); /* when its buffers are back */
     result->total_us = (ep_clock_now_ns() - call->state.begin_ns) / EP_NS_PER_US;
     result->pack_us = call->pack_ns / EP_NS_PER_US;
     result->combine_us = call->combine_ns / EP_NS_PER_US;

@@ -23,8 +23,8 @@ void ep_struct_init(void *out, size_t bytes, const void *ours, size_t ours_bytes
  */
 ep_err ep_struct_in(const char *name, const void *given, size_t least, void *out, size_t ours_bytes,
                     ep_error *out_error);
-/* A result into the caller's struct, whose struct_bytes is kept; 0 means this version's size and is
- * set. */
+/* A result into the caller's struct, whose struct_bytes is kept; 0 means the size in version 0.1,
+ * which is ours as long as no field was added, and is set. */
 void ep_struct_out(void *out, const void *ours, size_t ours_bytes);
 
 #endif

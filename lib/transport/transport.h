@@ -262,9 +262,9 @@ ep_err ep_lane_check_fork(const char *url, ep_error *out_error);
 const ep_lane_ops *ep_lane_for_url(const char *url);
 
 /*
- * Waits (5 s at most) until all connections have ended, then ends the lanes' own threads; for leak
- * checkers. Only programs call it, once, last. When TLS was used the network library's threads stay
- * until the process ends.
+ * Waits (5 s at most) until all connections, dials and listeners of all lanes have ended, then ends
+ * the lanes' own threads; for leak checkers. Only programs call it, once, last. When TLS was used
+ * the network library's threads stay until the process ends.
  */
 void ep_transport_fini(void);
 

@@ -35,7 +35,7 @@
  *            _init_sized with it). A library with more fields takes its defaults for them; one
  *            with fewer gives UNIMPLEMENTED where a field it lacks is not 0.
  *            Structs the library fills: set struct_bytes to sizeof, no more than that is written
- *            (0: this version's size).
+ *            (0: the size it has in 0.1).
  */
 #ifndef EXPERTD_CLIENT_H
 #define EXPERTD_CLIENT_H

@@ -65,7 +65,7 @@ static inline void ep_avx512_exp16(const float *x, float *out)
     _mm512_storeu_ps(out, ep_avx512_exp(_mm512_loadu_ps(x)));
 }
 
-/* The usual activation of 16 values, ep_act_silu(g) * u. */
+/* The usual activation of 16 values, ep_siluf(g) * u. */
 INLINE __m512 ep_avx512_silu_mul(__m512 g, __m512 u)
 {
     const __m512 negative =
