@@ -192,8 +192,10 @@ static void check_one(void)
                       "nothing had to go: %s", metrics);
         free(metrics);
     }
-    ep_test_load_wait_succeeded(load, CALLS_AFTER);
-    EP_TEST_CHECK(rows_of(DEVICE) > rows, "the node computes no more");
+    do { /* callers may have taken it for slow: then they try it now and then */
+        EP_TEST_CHECK(ep_clock_now_ns() < end_ns, "the node computes no more");
+        ep_test_load_wait_succeeded(load, CALLS_AFTER);
+    } while (rows_of(DEVICE) <= rows);
 }
 
 /* Each device has a part of each layer before one is lost. */
