@@ -2,8 +2,9 @@
 /*
  * Public structs of a caller whose header may know fewer fields than this version, or more. All
  * begin with uint32_t struct_bytes, the size that the caller's compiler knows: nothing beyond it is
- * read or written. New fields come at the end. ep_tensor and ep_error stand inside other structs:
- * their sizes are fixed.
+ * read or written. A new field begins at or past the old sizeof: in padding at the old end an older
+ * library would not see it, and ignore it. ep_tensor and ep_error stand inside other structs: their
+ * sizes are fixed.
  */
 #ifndef EP_BASE_STRUCT_SIZE_H
 #define EP_BASE_STRUCT_SIZE_H
