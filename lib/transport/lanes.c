@@ -3,7 +3,7 @@
  * The list of lanes, and which of them serves a URL. tcp:// has two: its program says which, else
  * the environment, else it is uv. No lane needs this file.
  */
-#include "transport/lanes.h"
+#include "transport/transport.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,11 +12,14 @@
 #include "base/quantity.h"
 #include "transport/address.h"
 #include "transport/lane_common.h"
+#include "transport/uv/uv_lane.h"
 
 #define BUSY_POLL_US_MAX 100000
 #define FINI_WAIT_MS 5000
 
-static const ep_lane_ops *const lanes[] = {&ep_nng_stream_lane, &ep_loopback_lane, &ep_shm_lane};
+/* Of two for one scheme the first, but for uv where nng was chosen. */
+static const ep_lane_ops *const lanes[] = {&ep_loopback_lane, &ep_shm_lane, &ep_uv_stream_lane,
+                                           &ep_nng_stream_lane};
 static const ep_lane_ops *registered; /* atomic */
 
 static bool by_nng; /* atomic */
@@ -94,11 +97,9 @@ static bool serves(const ep_lane_ops *ops, const char *url)
 
 const ep_lane_ops *ep_lane_for_url(const char *url)
 {
-    if (ep_url_has_scheme(url, "tcp") && !is_by_nng()) {
-        return &ep_uv_stream_lane;
-    }
     for (size_t i = 0; i < EP_ARRAY_COUNT(lanes); i++) {
-        if (serves(lanes[i], url)) {
+        const bool is_left_out = lanes[i] == &ep_uv_stream_lane && is_by_nng();
+        if (!is_left_out && serves(lanes[i], url)) {
             return lanes[i];
         }
     }
@@ -108,15 +109,18 @@ const ep_lane_ops *ep_lane_for_url(const char *url)
 
 ep_err ep_lane_check_fork(const char *url, ep_error *out_error)
 {
-    return ep_lane_for_url(url) == &ep_nng_stream_lane ? ep_nng_check_fork(out_error) : EP_OK;
+    const ep_lane_ops *ops = ep_lane_for_url(url);
+    return ops != NULL && ops->check_fork != NULL ? ops->check_fork(out_error) : EP_OK;
 }
 
 void ep_transport_fini(void)
 {
-    if (ep_lane_wait_dropped(FINI_WAIT_MS)) { /* else the threads stay: they may yet be needed */
-        ep_loopback_fini();
-        ep_shm_fini();
-        ep_uv_fini();
-        ep_nng_fini();
+    if (!ep_lane_wait_dropped(FINI_WAIT_MS)) {
+        return; /* the threads stay: they may yet be needed */
+    }
+    for (size_t i = 0; i < EP_ARRAY_COUNT(lanes); i++) {
+        if (lanes[i]->fini != NULL) {
+            lanes[i]->fini();
+        }
     }
 }

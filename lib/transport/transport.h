@@ -211,6 +211,11 @@ typedef struct ep_lane_ops {
     /* Of sends that are done: bytes the peer's system does not have yet, which are lost when this
      * side closes. NULL: there are none, or the lane cannot tell (nng). */
     uint64_t (*conn_unacked)(ep_conn *conn);
+
+    /* Ends the lane's own threads, once nothing needs them (ep_lane_hold). NULL: it has none. */
+    void (*fini)(void);
+    /* FAILED_PRECONDITION in a forked child in which it cannot work. NULL: it works there. */
+    ep_err (*check_fork)(ep_error *out_error);
 } ep_lane_ops;
 
 /* First member of ep_lane_conn, ep_lane_listener and ep_lane_dial, so that one pointer is enough to

@@ -6,7 +6,6 @@
 
 #include "base/check.h"
 #include "transport/address.h"
-#include "transport/lanes.h"
 
 typedef struct loopback_listener {
     ep_lane_listener lane;
@@ -25,7 +24,7 @@ static struct {
     loopback_listener *listeners;
 } lane = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
-void ep_loopback_fini(void)
+static void loopback_fini(void)
 {
     ep_lane_worker_stop(&ep_loopback_worker);
 }
@@ -173,4 +172,5 @@ const ep_lane_ops ep_loopback_lane = {
     .listener_close = loopback_listener_close,
     .dial = loopback_dial_begin,
     .conn_send = ep_loopback_conn_send,
+    .fini = loopback_fini,
 };

@@ -3,7 +3,6 @@
 #include "transport/nng/nng_lane.h"
 
 #include "transport/lane_common.h"
-#include "transport/lanes.h"
 
 /*
  * nng stays until the process ends when TLS was used: nng 1.5.2 frees the connection of a cancelled
@@ -11,7 +10,7 @@
  * seen to lock a destroyed mutex). Its memory then remains reachable, so leak checkers stay
  * content.
  */
-void ep_nng_fini(void)
+static void nng_lane_fini(void)
 {
     ep_lane_worker_stop(&ep_nng_reaper);
     if (!ep_nng_tls_was_used()) {
@@ -32,7 +31,7 @@ static void hook_fork(void)
     pthread_atfork(NULL, NULL, after_fork_in_child);
 }
 
-ep_err ep_nng_check_fork(ep_error *out_error)
+static ep_err check_fork(ep_error *out_error)
 {
     return !__atomic_load_n(&in_child, __ATOMIC_RELAXED)
                ? EP_OK
@@ -47,7 +46,7 @@ ep_err ep_nng_check_fork(ep_error *out_error)
 ep_err ep_nng_start(ep_error *out_error)
 {
     static pthread_once_t hooked = PTHREAD_ONCE_INIT;
-    ep_err err = ep_nng_check_fork(out_error);
+    ep_err err = check_fork(out_error);
     if (err == EP_OK) {
         pthread_once(&hooked, hook_fork);
         err = ep_lane_worker_start(&ep_nng_reaper, out_error);
@@ -65,4 +64,6 @@ const ep_lane_ops ep_nng_stream_lane = {
     .listener_renew_tls = ep_nng_listener_renew_tls,
     .dial = ep_nng_dial,
     .conn_send = ep_nng_conn_send,
+    .fini = nng_lane_fini,
+    .check_fork = check_fork,
 };

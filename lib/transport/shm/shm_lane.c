@@ -11,4 +11,5 @@ const ep_lane_ops ep_shm_lane = {
     .listener_close = ep_shm_listener_close,
     .dial = ep_shm_dial,
     .conn_send = ep_shm_conn_send,
+    .fini = ep_shm_fini,
 };

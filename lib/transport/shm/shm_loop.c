@@ -17,7 +17,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "transport/lane_common.h"
-#include "transport/lanes.h"
 
 #define EVENTS_MAX 64
 #define LAZY_NS (1 * EP_NS_PER_MS)

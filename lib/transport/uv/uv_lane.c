@@ -12,4 +12,5 @@ const ep_lane_ops ep_uv_stream_lane = {
     .dial = ep_uv_dial,
     .conn_send = ep_uv_conn_send,
     .conn_unacked = ep_uv_conn_unacked,
+    .fini = ep_uv_fini,
 };

@@ -11,7 +11,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "transport/lane_common.h"
-#include "transport/lanes.h"
 #include "transport/uv/uv_lane.h"
 
 #define WORKERS_MAX 4

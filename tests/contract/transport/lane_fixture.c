@@ -335,32 +335,39 @@ bool world_is(const lane_world *w, const char *scheme)
     return strncmp(w->url, scheme, n) == 0 && strncmp(w->url + n, "://", 3) == 0;
 }
 
+const lane_kind lane_kinds[] = {
+    {.name = "loopback", .url = "loopback://contract", .is_named = true, .is_trusted = true},
+    {.name = "shm", .is_named = true, .is_trusted = true},
+    {.name = "tcp/uv", .url = "tcp://127.0.0.1:0"},
+    {.name = "tcp/nng", .url = "tcp://127.0.0.1:0"},
+    {.name = "tls+tcp", .url = "tls+tcp://localhost:0", .is_trusted = true},
+    {.name = "sim", .url = "sim://contract", .is_named = true},
+    {.name = NULL},
+};
+
 void world_open(lane_world *w, const char *name)
 {
     const char *slash = strchr(name, '/');
-    char scheme[16];
     ep_error error;
     memset(w, 0, sizeof(*w));
-    snprintf(scheme, sizeof(scheme), "%.*s",
-             slash != NULL ? (int)(slash - name) : (int)strlen(name), name);
+    for (w->kind = lane_kinds; w->kind->name != NULL && strcmp(w->kind->name, name) != 0;) {
+        w->kind++;
+    }
+    CHECK(w->kind->name != NULL, "no lane %s", name);
     if (slash != NULL) {
         CHECK(ep_stream_lane_choose(slash + 1, &error) == EP_OK, "%s", error.text);
     }
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
-    bool named = strcmp(scheme, "loopback") == 0 || strcmp(scheme, "sim") == 0;
-    if (strcmp(scheme, "sim") == 0) {
+    if (strcmp(name, "sim") == 0) {
         network_start();
     }
-    if (strcmp(scheme, "shm") == 0) {
+    if (w->kind->url != NULL) {
+        snprintf(w->url, sizeof(w->url), "%s", w->kind->url);
+    } else {
         snprintf(w->folder, sizeof(w->folder), "/tmp/ep-shm-XXXXXX");
         CHECK(mkdtemp(w->folder) != NULL);
         snprintf(w->url, sizeof(w->url), "shm://%s/lane", w->folder);
-    } else {
-        snprintf(w->url, sizeof(w->url), "%s://%s", scheme,
-                 named                        ? "contract"
-                 : strcmp(scheme, "tcp") == 0 ? "127.0.0.1:0"
-                                              : "localhost:0");
     }
     w->ops = ep_lane_for_url(w->url);
     CHECK(w->ops != NULL);

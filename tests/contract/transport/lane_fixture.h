@@ -26,6 +26,15 @@
 #define WAIT_S 60 /* a wait that long means the event never comes */
 #define FRAME_BYTES_MAX ((size_t)4 << 20)
 
+/* A row of the table of lanes. */
+typedef struct lane_kind {
+    const char *name; /* for world_open: a scheme, or tcp/ with the stream lane to use */
+    const char *url;  /* to listen on; NULL: a socket in a new folder */
+    bool is_named;    /* peers are called by the URL, not by address and port */
+    bool is_trusted;
+} lane_kind;
+extern const lane_kind lane_kinds[]; /* up to one without a name */
+
 typedef struct side side;
 
 /* One end of a connection. Zero it, then open with pair_open. */
@@ -57,6 +66,7 @@ typedef struct message {
 } message;
 
 typedef struct lane_world {
+    const lane_kind *kind;
     const ep_lane_ops *ops;
     char url[EP_ADDRESS_BYTES];      /* to listen on */
     char dial_url[EP_ADDRESS_BYTES]; /* with the real port */
@@ -73,8 +83,7 @@ typedef struct lane_world {
     unsigned accepts;
 } lane_world;
 
-/* name: a scheme, "loopback", "tls+tcp", "sim" or "shm", or "tcp/" with the stream lane to use,
- * "tcp/uv" or "tcp/nng". */
+/* name: of lane_kinds. */
 void world_open(lane_world *w, const char *name);
 void world_listen(lane_world *w);
 /* Closes the listener, ends the lane's threads, and checks that every buffer came back. All sides

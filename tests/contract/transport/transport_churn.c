@@ -341,15 +341,17 @@ static void churn(const char *scheme, unsigned cycles, uint64_t seed)
 
 int main(int argc, char **argv)
 {
-    static char *every[] = {"loopback", "shm", "tcp/uv", "tcp/nng", "tls+tcp"};
     unsigned cycles = argc > 1 ? (unsigned)atoi(argv[1]) : 300;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-    char **schemes = argc > 3 ? argv + 3 : every;
-    int count = argc > 3 ? argc - 3 : (int)EP_ARRAY_COUNT(every);
     printf("seed %lu cycles %u threads %d\n", seed, cycles, THREADS);
     fflush(stdout);
-    for (int i = 0; i < count; i++) {
-        churn(schemes[i], cycles, seed);
+    for (int i = 3; i < argc; i++) {
+        churn(argv[i], cycles, seed);
+    }
+    for (const lane_kind *kind = lane_kinds; argc <= 3 && kind->name != NULL; kind++) {
+        if (strcmp(kind->name, "sim") != 0) { /* it has one thread */
+            churn(kind->name, cycles, seed);
+        }
     }
     return 0;
 }
