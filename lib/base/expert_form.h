@@ -119,57 +119,45 @@ static inline ep_dtype ep_weight_format_dtype(ep_weight_format format)
 }
 
 /* The columns of the table; NONE and 0 for formats without groups. */
+typedef struct ep_weight_form {
+    ep_weight_codes codes;
+    uint32_t group_columns;
+    ep_weight_scales scales;
+    ep_weight_offsets offsets;
+} ep_weight_form;
+
+static const ep_weight_form ep_weight_forms[EP_WEIGHTS_COUNT] = {
+#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                          \
+    [number] = {EP_CODES_##codes, group, EP_SCALES_##scales, EP_OFFSETS_##offsets},
+    EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
+#undef EP_WEIGHTS_ROW
+};
+
+/* Numbers of no format are as NONE. */
+static inline const ep_weight_form *ep_weight_form_of(ep_weight_format format)
+{
+    return &ep_weight_forms[(unsigned)format < EP_WEIGHTS_COUNT ? format : EP_WEIGHTS_NONE];
+}
+
 static inline ep_weight_codes ep_weight_format_codes(ep_weight_format format)
 {
-    switch (format) {
-#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                          \
-    case EP_WEIGHTS_##name:                                                                        \
-        return EP_CODES_##codes;
-        EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
-#undef EP_WEIGHTS_ROW
-    default:
-        return EP_CODES_NONE;
-    }
+    return ep_weight_form_of(format)->codes;
 }
 
 static inline ep_weight_scales ep_weight_format_scales(ep_weight_format format)
 {
-    switch (format) {
-#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                          \
-    case EP_WEIGHTS_##name:                                                                        \
-        return EP_SCALES_##scales;
-        EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
-#undef EP_WEIGHTS_ROW
-    default:
-        return EP_SCALES_NONE;
-    }
+    return ep_weight_form_of(format)->scales;
 }
 
 static inline ep_weight_offsets ep_weight_format_offsets(ep_weight_format format)
 {
-    switch (format) {
-#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                          \
-    case EP_WEIGHTS_##name:                                                                        \
-        return EP_OFFSETS_##offsets;
-        EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
-#undef EP_WEIGHTS_ROW
-    default:
-        return EP_OFFSETS_NONE;
-    }
+    return ep_weight_form_of(format)->offsets;
 }
 
 /* Columns that share a scale; f8_channel repeats its scale. */
 static inline uint32_t ep_weight_group_columns(ep_weight_format format)
 {
-    switch (format) {
-#define EP_WEIGHTS_ROW(name, number, text, codes, group, scales, offsets)                          \
-    case EP_WEIGHTS_##name:                                                                        \
-        return group;
-        EP_WEIGHTS_MAP(EP_WEIGHTS_ROW)
-#undef EP_WEIGHTS_ROW
-    default:
-        return 0;
-    }
+    return ep_weight_form_of(format)->group_columns;
 }
 
 /* Whether it is codes with a scale for each group of a row's columns. */

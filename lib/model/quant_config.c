@@ -418,9 +418,21 @@ static void read_words(const walk *w, const json_t *quantised, unsigned method,
                         (method == GPTQ && json_is_true(json_object_get(quantised, "desc_act")));
 }
 
-bool ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_config *out_config)
+static void fail_method(const walk *w, const char *method)
 {
     char text[EP_JSON_TEXT_BYTES];
+    char others[LIST_BYTES] = "none";
+    size_t used = strlen(others);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(methods) && used < sizeof(others); i++) {
+        used += (size_t)snprintf(others + used, sizeof(others) - used, ", %s", methods[i].name);
+    }
+    ep_config_fail(w->reader, EP_ERR_UNIMPLEMENTED, "%s: quant_method is %s, allowed: %s", w->root,
+                   method == NULL ? "not given" : ep_json_printable(method, text, sizeof(text)),
+                   others);
+}
+
+bool ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_config *out_config)
+{
     const char *key = "";
     const char *const *names = EP_CONFIG_KEYS("quantization_config", "compression_config");
     ep_config_reader whole = *reader;
@@ -447,12 +459,7 @@ bool ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_confi
         w.methods |= strcmp(method, methods[i].name) == 0 ? methods[i].keys : 0;
     }
     if (w.methods == 0) {
-        ep_config_fail(
-            reader, EP_ERR_UNIMPLEMENTED,
-            "%s: quant_method is %s, allowed: none, fp8, mxfp4, mxfp8, compressed-tensors, w8a8, "
-            "ascend, "
-            "modelopt, gptq, awq",
-            key, method == NULL ? "not given" : ep_json_printable(method, text, sizeof(text)));
+        fail_method(&w, method);
         return true;
     }
     check_object(&w, quantised);

@@ -47,24 +47,62 @@ static double part(ep_weight_scales kind, uint8_t code)
                                           : (double)code;
 }
 
-/* Formats of groups with a scale for each group of each row, and perhaps an offset. magnitude: of
- * what is added up. */
-static double weight_of_groups(const matrix *m, double code, size_t n, size_t k, double *magnitude)
+static double e2m1(unsigned code)
+{
+    static const double values[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    return (code >= 8 ? -1.0 : 1.0) * values[code & 7u];
+}
+
+/* What stands for weight [n,k], without its scale. */
+static double code_of(const matrix *m, size_t n, size_t k)
+{
+    const size_t K = m->columns;
+    const uint8_t *bytes = m->values;
+    const unsigned shift = k % 2 == 0 ? 0 : 4;
+    const ep_weight_codes codes = ep_weight_format_codes(m->format);
+    if (codes == EP_CODES_INT8 || m->format == EP_WEIGHTS_W8A8) {
+        return (double)(int8_t)bytes[n * K + k];
+    }
+    switch (codes) {
+    case EP_CODES_E4M3:
+        return f8(bytes[n * K + k]);
+    case EP_CODES_E2M1:
+        return e2m1(bytes[n * ((K + 1) / 2) + k / 2] >> shift & 15u);
+    case EP_CODES_INT4:
+    case EP_CODES_UINT4:
+        return (double)(bytes[4 * (n * ((K + 7) / 8)) + k / 2] >> shift & 15u) -
+               (codes == EP_CODES_INT4 ? 8.0 : 0.0);
+    default:
+        return plain(m->values, ep_weight_format_dtype(m->format), n * K + k);
+    }
+}
+
+/* Weight [n,k]. magnitude: of what is added up for it. */
+static double weight(const matrix *m, size_t n, size_t k, double *magnitude)
 {
     const ep_weight_format format = m->format;
+    const bool is_per_row = format == EP_WEIGHTS_F8_CHANNEL || format == EP_WEIGHTS_W8A8;
+    const double code = code_of(m, n, k);
     const ep_scale_arrays arrays =
         ep_weight_scale_arrays(format, (uint32_t)m->rows, (uint32_t)m->columns);
-    const ep_weight_scales kind = ep_weight_format_scales(format);
-    const size_t group = ep_weight_group_columns(format);
-    const size_t at = n * ((m->columns + group - 1) / group) + k / group;
+    const ep_weight_scales kind = is_per_row ? EP_SCALES_F32 : ep_weight_format_scales(format);
+    const size_t group = is_per_row ? m->columns : ep_weight_group_columns(format);
+    const size_t line = format == EP_WEIGHTS_F8_BLOCK ? n / 128 : n;
     const size_t factor = n * ((m->columns + 255) / 256) + k / 256;
     const uint8_t *scales = m->scales;
+    *magnitude = fabs(code);
+    if (kind == EP_SCALES_NONE) {
+        return code;
+    }
+    const size_t at = line * ((m->columns + group - 1) / group) + k / group;
     const uint8_t *offsets = scales + arrays.scales;
     const uint8_t *factors = offsets + arrays.offsets;
     double scale;
     double offset = 0;
     if (ep_weight_scales_have_levels(kind)) {
         scale = part(kind, scales[at]) * plain(factors, EP_DTYPE_F32, factor);
+    } else if (kind == EP_SCALES_E8M0) {
+        scale = ldexp(1.0, (int)scales[at] - 127);
     } else {
         scale = plain(scales,
                       kind == EP_SCALES_F32   ? EP_DTYPE_F32
@@ -79,63 +117,6 @@ static double weight_of_groups(const matrix *m, double code, size_t n, size_t k,
     }
     *magnitude = fabs(code * scale) + fabs(offset);
     return code * scale - offset;
-}
-
-static double e2m1(unsigned code)
-{
-    static const double values[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-    return (code >= 8 ? -1.0 : 1.0) * values[code & 7u];
-}
-
-/* Weight [n,k]. */
-static double weight(const matrix *m, size_t n, size_t k, double *magnitude)
-{
-    const ep_weight_format format = m->format;
-    const size_t K = m->columns;
-    const uint8_t *bytes = m->values;
-    const void *scales = m->scales;
-    const size_t groups = (K + 31) / 32;
-    const size_t blocks = (K + 127) / 128;
-    const unsigned shift = k % 2 == 0 ? 0 : 4;
-    double w;
-    switch (format) {
-    case EP_WEIGHTS_F8_BLOCK:
-        w = f8(bytes[n * K + k]) * plain(scales, EP_DTYPE_F32, n / 128 * blocks + k / 128);
-        break;
-    case EP_WEIGHTS_F8_CHANNEL:
-        w = f8(bytes[n * K + k]) * plain(scales, EP_DTYPE_F32, n);
-        break;
-    case EP_WEIGHTS_W8A8:
-        w = (double)(int8_t)bytes[n * K + k] * plain(scales, EP_DTYPE_F32, n);
-        break;
-    case EP_WEIGHTS_MXFP8:
-        w = f8(bytes[n * K + k]) *
-            ldexp(1.0, (int)((const uint8_t *)scales)[n * groups + k / 32] - 127);
-        break;
-    case EP_WEIGHTS_MXFP4:
-        w = e2m1(bytes[n * ((K + 1) / 2) + k / 2] >> shift & 15u) *
-            ldexp(1.0, (int)((const uint8_t *)scales)[n * groups + k / 32] - 127);
-        break;
-    default:
-        switch (ep_weight_format_codes(format)) {
-        case EP_CODES_E4M3:
-            return weight_of_groups(m, f8(bytes[n * K + k]), n, k, magnitude);
-        case EP_CODES_E2M1:
-            return weight_of_groups(m, e2m1(bytes[n * ((K + 1) / 2) + k / 2] >> shift & 15u), n, k,
-                                    magnitude);
-        case EP_CODES_INT8:
-            return weight_of_groups(m, (double)(int8_t)bytes[n * K + k], n, k, magnitude);
-        case EP_CODES_INT4:
-        case EP_CODES_UINT4:
-            w = (double)(bytes[4 * (n * ((K + 7) / 8)) + k / 2] >> shift & 15u);
-            return weight_of_groups(
-                m, ep_weight_format_codes(format) == EP_CODES_INT4 ? w - 8.0 : w, n, k, magnitude);
-        default:
-            w = plain(m->values, ep_weight_format_dtype(format), n * K + k);
-        }
-    }
-    *magnitude = fabs(w);
-    return w;
 }
 
 static double gelu_tanh(double g)

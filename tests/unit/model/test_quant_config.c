@@ -34,52 +34,56 @@ static const struct {
 } configs[] = {
     {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\",\"weight_block_"
      "size\":[128,128]}",
-     {{{128, 128}}, 1, false, EP_QUANT_WORDS_NONE, false, false, false}},
+     {.sizes = {{128, 128}}, .sizes_count = 1}},
     {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"modules_to_not_convert\":null,"
      "\"weight_block_size\":[64,32],"
      "\"dequantize\":false,\"scale_fmt\":\"ue8m0\",\"expert_dtype\":\"fp4\"}",
-     {{{64, 32}}, 1, false, EP_QUANT_WORDS_NONE, false, false, false}},
+     {.sizes = {{64, 32}}, .sizes_count = 1}},
     {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"weight_block_size\":null,"
      "\"ignored_layers\":[\"lm_head\"]}",
-     {{{0}}, 0, false, EP_QUANT_WORDS_NONE, false, false, false}},
+     {.sizes_count = 0}},
     {"{\"quant_method\":\"mxfp4\",\"modules_to_not_convert\":[\"model.layers.*.self_attn\"]}",
-     {{{0}}, 0, false, EP_QUANT_WORDS_NONE, false, false, false}},
-    {"{\"quant_method\":\"w8a8\"}", {{{0}}, 0, false, EP_QUANT_WORDS_NONE, false, false, false}},
+     {.sizes_count = 0}},
+    {"{\"quant_method\":\"w8a8\"}", {.sizes_count = 0}},
     {"{\"quant_method\":\"modelopt\",\"quant_algo\":\"NVFP4\",\"kv_cache_quant_algo\":\"FP8\","
      "\"group_size\":16,"
      "\"exclude_modules\":[\"lm_head\"],\"producer\":{\"name\":\"modelopt\"}}",
-     {{{1, 16}}, 1, false, EP_QUANT_WORDS_NONE, false, false, false}},
+     {.sizes = {{1, 16}}, .sizes_count = 1}},
     {"{\"bits\":4,\"checkpoint_format\":\"gptq\",\"desc_act\":true,\"dynamic\":{\"-:.*gate.*\":{}},"
      "\"group_size\":128,\"lm_head\":false,"
      "\"meta\":{\"quantizer\":[\"gptqmodel:2.2.0\"]},\"pack_dtype\":\"int32\",\"quant_method\":"
      "\"gptq\",\"sym\":true,\"damp_percent\":0.1,"
      "\"true_sequential\":true,\"static_groups\":false}",
-     {{{1, 128}}, 1, false, EP_QUANT_WORDS_GPTQ, true, false, true}},
+     {.sizes = {{1, 128}},
+      .sizes_count = 1,
+      .words = EP_QUANT_WORDS_GPTQ,
+      .symmetric = true,
+      .has_order = true}},
     {"{\"bits\":8,\"checkpoint_format\":\"gptq_v2\",\"desc_act\":false,\"group_size\":-1,\"quant_"
      "method\":\"gptq\",\"sym\":false}",
-     {{{1, 0}}, 1, false, EP_QUANT_WORDS_GPTQ_V2, false, false, false}},
+     {.sizes = {{1, 0}}, .sizes_count = 1, .words = EP_QUANT_WORDS_GPTQ_V2}},
     {"{\"quant_method\":\"awq\",\"zero_point\":true,\"group_size\":64,\"bits\":4,\"version\":"
      "\"gemm\",\"modules_to_not_convert\":null}",
-     {{{1, 64}}, 1, false, EP_QUANT_WORDS_AWQ, false, false, false}},
+     {.sizes = {{1, 64}}, .sizes_count = 1, .words = EP_QUANT_WORDS_AWQ}},
     {CT("pack-quantized", "{\"input_activations\":null,\"weights\":" WEIGHTS(
                               "8", "int", "null", "channel", "false", "null") "}"),
-     {{{1, 0}}, 1, true, EP_QUANT_WORDS_NONE, false, true, false}},
+     {.sizes = {{1, 0}}, .sizes_count = 1, .weights_only = true, .asymmetric = true}},
     {CT("pack-quantized", GROUP(WEIGHTS("4", "int", "32", "group", "true", "null"))),
-     {{{1, 32}}, 1, true, EP_QUANT_WORDS_NONE, false, false, false}},
+     {.sizes = {{1, 32}}, .sizes_count = 1, .weights_only = true}},
     {CT("pack-quantized",
         "{\"weights\":{\"num_bits\":4,\"group_size\":32,\"actorder\":\"group\"}}"),
-     {{{1, 32}}, 1, true, EP_QUANT_WORDS_NONE, false, false, true}},
+     {.sizes = {{1, 32}}, .sizes_count = 1, .weights_only = true, .has_order = true}},
     {CT("pack-quantized",
         "{\"weights\":{\"num_bits\":4,\"group_size\":32,\"actorder\":\"weight\"}}"),
-     {{{1, 32}}, 1, true, EP_QUANT_WORDS_NONE, false, false, false}},
+     {.sizes = {{1, 32}}, .sizes_count = 1, .weights_only = true}},
     {CT("int-quantized", GROUP(WEIGHTS("8", "int", "null", "channel", "true", "null"))),
-     {{{1, 0}}, 1, false, EP_QUANT_WORDS_NONE, false, false, false}},
+     {.sizes = {{1, 0}}, .sizes_count = 1}},
     {CT("float-quantized", GROUP(WEIGHTS("8", "float", "null", "block", "true", "[128,64]"))),
-     {{{128, 64}}, 1, true, EP_QUANT_WORDS_NONE, false, false, false}},
+     {.sizes = {{128, 64}}, .sizes_count = 1, .weights_only = true}},
     {CT("mixed-precision",
         GROUP(WEIGHTS("4", "int", "32", "group", "true", "null")) ",\"group_1\":" GROUP(
             WEIGHTS("8", "int", "128", "group", "false", "null")) ",\"group_2\":" GROUP("null")),
-     {{{1, 32}, {1, 128}}, 2, true, EP_QUANT_WORDS_NONE, false, false, false}},
+     {.sizes = {{1, 32}, {1, 128}}, .sizes_count = 2, .weights_only = true}},
 };
 
 /* Parses a model's config with this quantization_config, at the top or one level down. */
