@@ -234,7 +234,6 @@ static const ep_option node_options[] = {
      .type = EP_OPTION_MS,
      .max = 3600000,
      .default_text = "10s",
-     .reloadable = false,
      .help =
          "How long an expert that is no longer assigned still answers callers with the old table"},
     EP_NODE_SHM_OPTIONS,
