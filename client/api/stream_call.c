@@ -326,6 +326,12 @@ static ep_err add_tensors(ep_stage *stage, ep_moe_args *args, ep_tensor *out, ep
             "%s is in host memory, other tensors are on a device: x and out must both be there",
             args->x.memory == EP_MEMORY_HOST ? "x" : "out");
     }
+    if (args->on_tokens != NULL) { /* the rows would be in memory of ours only */
+        return ep_error_set(
+            out_error, EP_ERR_INVALID_ARGUMENT,
+            "on_tokens is set with tensors on a device: allowed NULL, the stream of "
+            "ep_moe_finish_on_stream has the result");
+    }
     if (stage->sync_handle != 0) {
         return ep_error_set(
             out_error, EP_ERR_INVALID_ARGUMENT,

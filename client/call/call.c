@@ -82,6 +82,7 @@ static void work(ep_call *call)
                            &actions);
     }
     perform(call, &actions);
+    ep_call_tell_tokens(call); /* behind what keeps nodes busy */
     pthread_mutex_lock(&call->lock);
 }
 
@@ -93,6 +94,7 @@ static void tell_end(ep_call *call)
     }
     call->timer_ns = 0;
     ep_call_registry_remove(&call->client->registry, call);
+    ep_call_tell_tokens(call); /* of a run that was over at once */
     if (call->on_done != NULL) {
         call->on_done(call->on_done_arg, &call->result);
     }
@@ -333,6 +335,7 @@ static ep_err prepare_run(ep_call *call, const ep_view_layer *at, ep_error *out_
         return err;
     }
     limits.decode_tokens_max = at->view->table->decode_tokens_max;
+    limits.is_streamed = call->spec.on_tokens != NULL;
     ep_flow_pick(&limits, call->spec.mode, batch, shape, &call->flow);
     call->class_index = call->flow.prefill ? EP_PEER_BULK : EP_PEER_DECODE;
     err = ep_flow_check(&call->flow, out_error);
@@ -439,7 +442,7 @@ ep_err ep_call_check_begin(const ep_call *call, uint32_t n_active, ep_error *out
 
 void ep_call_leave(ep_call *call)
 {
-    if (call->form != EP_FORM_CALLBACK) {
+    if (call->form != EP_FORM_CALLBACK && call->spec.on_tokens == NULL) {
         pthread_mutex_lock(&call->lock);
         work_and_leave(call);
         return;
@@ -448,7 +451,7 @@ void ep_call_leave(ep_call *call)
     pthread_mutex_lock(&call->lock);
     if (!try_let_go(call)) {
         pthread_mutex_unlock(&call->lock);
-        hand_over(call); /* the callback must not run inside the call that began it */
+        hand_over(call); /* callbacks must not run inside the call that began it */
     }
 }
 

@@ -144,7 +144,7 @@ struct ep_call {
     bool is_by_host; /* the plan's chunks are for hosts */
     float *combine_scratch;
     size_t combine_scratch_bytes;
-    uint8_t *out_scratch; /* piecewise: the result, until it is whole */
+    uint8_t *out_scratch; /* ep_call_is_aside: the result, until it is whole */
     size_t out_scratch_bytes;
 
     ep_call_trace trace;

@@ -6,7 +6,7 @@
  * out is written only on success. A decode run is combined straight into it, once every row is
  * here. Prefill is combined token by token as rows land, while others are still computed and
  * travel, into a scratch result that is copied at the end: memory is bounded by four windows' rows
- * and one result, whatever T is.
+ * and one result, whatever T is. With on_tokens both are combined as rows land, straight into out.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -27,13 +27,13 @@ static uint32_t out_rows_per_token(const ep_batch *batch)
     return batch->form == EP_RESULT_UNCOMBINED ? batch->top_k : 1;
 }
 
-/* Piecewise into the scratch result, else straight into out. */
+/* Into the scratch result, or straight into out. */
 static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
     const ep_batch *batch = &call->spec.batch;
     const ep_layer_shape *shape = &call->at.layer->shape;
     ep_combine_out out = call->spec.out;
-    if (call->flow.is_piecewise) {
+    if (ep_call_is_aside(call, &call->flow)) {
         size_t row = out_row_bytes(batch);
         out = (ep_combine_out){.data = call->out_scratch,
                                .token_stride_bytes = (int64_t)(row * out_rows_per_token(batch)),
@@ -94,6 +94,33 @@ static void combine_rest(ep_call *call, uint32_t token_begin, uint32_t token_end
     }
     if (is_traced) {
         ep_call_trace_combine_end(call, rest);
+    }
+}
+
+/* Tokens from first on that wait for no row: their end. */
+static uint32_t finished_end(const ep_call *call, uint32_t first)
+{
+    uint32_t end = first;
+    uint32_t limit =
+        call->state.phase == EP_CALL_RUNNING ? call->tokens_sent : call->spec.batch.tokens;
+    while (end < limit && (call->rows_left[end] == 0 || call->rows_left[end] == EP_CALL_COMBINED)) {
+        end++;
+    }
+    return end;
+}
+
+void ep_call_tell_tokens(ep_call *call)
+{
+    ep_moe_result *result = &call->result;
+    if (call->spec.on_tokens == NULL || result->error.code != EP_OK) {
+        return;
+    }
+    uint32_t first = result->tokens_delivered;
+    uint32_t end = finished_end(call, first);
+    if (end > first) {
+        combine_rest(call, first, end); /* those that never had a row to wait for */
+        result->tokens_delivered = end;
+        call->spec.on_tokens(call->spec.on_tokens_arg, call, first, end - first);
     }
 }
 
@@ -175,7 +202,9 @@ static void write_out(ep_call *call)
         memset(call->rows_left + call->tokens_sent, 0,
                (tokens - call->tokens_sent) * sizeof(*call->rows_left));
         combine_rest(call, 0, tokens);
-        copy_scratch_to_out(call);
+        if (ep_call_is_aside(call, &call->flow)) {
+            copy_scratch_to_out(call);
+        }
     } else if (tokens > 0) {
         bool is_traced = ep_call_trace_combine_begin(call, tokens);
         combine(call, 0, tokens);

@@ -99,7 +99,7 @@ static bool grow_aligned(void *array, size_t *capacity_bytes, size_t wanted_byte
     return fresh != NULL;
 }
 
-/* Rows, slot numbers and, with several windows, a place for the result. */
+/* Rows, slot numbers and, where it is made aside, a place for the result. */
 ep_err ep_call_reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_flow *flow,
                            ep_error *out_error)
 {
@@ -115,9 +115,9 @@ ep_err ep_call_reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_
     size_t scratch_bytes = ep_combine_scratch_floats(batch->hidden) * sizeof(float);
     size_t left_bytes =
         flow->is_piecewise ? ((size_t)batch->tokens + 1) * sizeof(*call->rows_left) : 0;
-    size_t out_bytes = flow->is_piecewise ? (size_t)batch->tokens * batch->hidden *
-                                                ep_dtype_bytes(batch->out_dtype)
-                                          : 0;
+    size_t out_bytes = ep_call_is_aside(call, flow) ? (size_t)batch->tokens * batch->hidden *
+                                                          ep_dtype_bytes(batch->out_dtype)
+                                                    : 0;
     size_t host_bytes = call->spec.comm_alg == EP_MOE_COMM_HIERARCHY
                             ? flow->window_tokens * per_token * sizeof(*call->host_slots)
                             : 0;
@@ -195,11 +195,13 @@ ep_err ep_call_reserve(ep_call *call, const ep_view_layer *at, ep_error *out_err
     uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
     uint32_t nodes = at->view->table->nodes_count;
     uint32_t frames = 0;
+    ep_flow_limits limits = call->client->flow;
     ep_err err = EP_OK;
+    limits.is_streamed = call->spec.on_tokens != NULL;
     /* A smaller run may travel in the other mode; together they bound what any run needs. */
     for (int mode = EP_MODE_DECODE; mode <= EP_MODE_PREFILL && err == EP_OK; mode++) {
         ep_flow flow;
-        ep_flow_pick(&call->client->flow, (ep_mode)mode, batch, &layer->shape, &flow);
+        ep_flow_pick(&limits, (ep_mode)mode, batch, &layer->shape, &flow);
         uint32_t n = ep_flow_frames_max(&flow, (uint64_t)flow.window_tokens * per_token, nodes);
         n *= flow.windows_count < EP_CALL_WINDOWS ? flow.windows_count : EP_CALL_WINDOWS;
         frames = n > frames ? n : frames;

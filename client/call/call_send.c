@@ -502,8 +502,8 @@ static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
     ep_call_window *window = &call->windows[index];
     uint32_t left = call->spec.batch.tokens - call->tokens_sent;
     *window = (ep_call_window){.begin = call->tokens_sent};
-    window->end =
-        window->begin + (left > call->flow.window_tokens ? call->flow.window_tokens : left);
+    uint32_t tokens = ep_flow_window_at(&call->flow, window->begin);
+    window->end = window->begin + (left > tokens ? tokens : left);
     ep_call_trace_plan_begin(call, window->begin, window->end);
     ep_call_refresh_view(call);
     ep_err err = claim_window(call, window, &error);

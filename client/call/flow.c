@@ -38,6 +38,33 @@ static uint32_t default_window(const ep_batch *batch, const ep_layer_shape *shap
     return tokens > EP_TOKENS_MAX ? EP_TOKENS_MAX : (uint32_t)tokens;
 }
 
+uint32_t ep_flow_window_at(const ep_flow *flow, uint32_t begin)
+{
+    uint32_t tokens = begin > flow->first_tokens ? begin : flow->first_tokens;
+    return tokens < flow->window_tokens ? tokens : flow->window_tokens;
+}
+
+static uint32_t streamed_first(uint32_t window_tokens, uint32_t tokens)
+{
+    uint32_t first = tokens / EP_FLOW_FIRST_TOKENS_PART;
+    uint32_t max = window_tokens / EP_FLOW_FIRST_WINDOW_PART;
+    first = first > EP_FLOW_FIRST_TOKENS_MIN ? first : EP_FLOW_FIRST_TOKENS_MIN;
+    first = first < max ? first : max;
+    return first > 0 ? first : 1;
+}
+
+/* first_tokens and the number of windows; window_tokens is set. */
+static void cut_windows(ep_flow *flow, uint32_t tokens, bool grows)
+{
+    uint32_t begin = 0;
+    flow->first_tokens = grows ? streamed_first(flow->window_tokens, tokens) : flow->window_tokens;
+    flow->windows_count = 1;
+    for (uint32_t n; begin < tokens && (n = ep_flow_window_at(flow, begin)) < tokens - begin;
+         begin += n) {
+        flow->windows_count++;
+    }
+}
+
 void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *batch,
                   const ep_layer_shape *shape, ep_flow *out_flow)
 {
@@ -64,9 +91,9 @@ void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *ba
     if (fitting < flow.window_tokens) {
         flow.window_tokens = fitting > 0 ? (uint32_t)fitting : 1;
     }
-    flow.windows_count =
-        batch->tokens > 0 ? (batch->tokens + flow.window_tokens - 1) / flow.window_tokens : 1;
-    flow.is_piecewise = flow.prefill || flow.windows_count > 1;
+    cut_windows(&flow, batch->tokens,
+                flow.prefill && limits->is_streamed && limits->window_tokens == 0);
+    flow.is_piecewise = flow.prefill || flow.windows_count > 1 || limits->is_streamed;
     *out_flow = flow;
 }
 

@@ -8,6 +8,9 @@
  *             frames whose request and reply both fit chunk_bytes_max, all in flight on the bulk
  *             connection
  *
+ * A streamed prefill call begins with smaller windows: nodes merge rows of the windows they have,
+ * so that the first one is not back before the others are nearly done.
+ *
  * In both a window's reply rows are bounded, so that one call cannot take the whole buffer budget.
  * Pure.
  */
@@ -20,6 +23,11 @@
 #define EP_FLOW_FRAME_OVERHEAD_BYTES 4096u
 #define EP_FLOW_DECODE_TOKENS_DEFAULT 256u
 #define EP_FLOW_WINDOW_TOKENS_MIN 256u
+/* A streamed call's first window: a 32nd of the tokens, in these bounds. The four that are sent at
+ * once then have a quarter of them, and no more than one of the others. */
+#define EP_FLOW_FIRST_TOKENS_MIN 32u
+#define EP_FLOW_FIRST_TOKENS_PART 32u
+#define EP_FLOW_FIRST_WINDOW_PART 8u
 /* under way at once: with fewer, one that waits for its last rows leaves the wire idle */
 #define EP_FLOW_WINDOWS 4u
 
@@ -29,13 +37,16 @@ typedef struct ep_flow_limits {
     size_t window_bytes_max;    /* reply rows of the windows that are under way */
     uint32_t window_tokens;     /* prefill; 0: max(256, 32*E/K) */
     uint32_t decode_tokens_max; /* auto: up to this T is decode; 0: 256 */
+    bool is_streamed;           /* the caller is told of tokens while others travel */
 } ep_flow_limits;
 
 typedef struct ep_flow {
     bool prefill;
-    /* tokens are combined while others still travel: decode is over before that would pay */
+    /* tokens are combined while others still travel: decode that is not streamed is over before
+     * that would pay */
     bool is_piecewise;
     uint32_t window_tokens; /* >= 1 */
+    uint32_t first_tokens;  /* of the first window, 1..window_tokens */
     uint32_t windows_count; /* >= 1 */
     size_t frame_bytes;     /* a frame, request or reply, stays at or below it */
     ep_plan_cut cut;        /* how the plan counts bytes; room_bytes is the caller's to set */
@@ -45,6 +56,9 @@ typedef struct ep_flow {
 
 void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *batch,
                   const ep_layer_shape *shape, ep_flow *out_flow);
+/* Tokens of the window that begins behind so many, if the batch has them. Windows grow from
+ * first_tokens on, each as long as all before. */
+uint32_t ep_flow_window_at(const ep_flow *flow, uint32_t begin);
 /* Errors: INVALID_ARGUMENT when one row does not fit a frame, naming the limit and what is
  * needed. */
 ep_err ep_flow_check(const ep_flow *flow, ep_error *out_error);

@@ -515,6 +515,8 @@ ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const ch
                          .missing_slots = args->missing_slots,
                          .missing_slots_max =
                              args->missing_slots != NULL ? args->missing_slots_max : 0,
+                         .on_tokens = args->on_tokens,
+                         .on_tokens_arg = args->on_tokens_arg,
                          .deadline_us = args->deadline_us};
     ep_batch *batch = &spec.batch;
     batch->weight_on = (ep_weight_on)args->weight_on;

@@ -28,6 +28,8 @@ typedef struct ep_call_spec {
     bool want_timing;
     uint32_t *missing_slots; /* [missing_slots_max], the caller's; NULL allowed */
     size_t missing_slots_max;
+    ep_moe_tokens_func on_tokens; /* NULL: out is written at the end */
+    void *on_tokens_arg;
     uint64_t deadline_us; /* 0: the client's default */
     ep_batch batch;       /* tokens: T of the buffers */
     ep_combine_out out;

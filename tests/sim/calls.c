@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/random.h"
 #include "call/retry_budget.h"
 #include "world.h"
 
@@ -117,10 +118,10 @@ static void expected_row(const world *w, const sim_caller *caller, uint32_t toke
     }
 }
 
-static void check_bits(const world *w, const sim_caller *caller)
+static void check_bits(const world *w, const sim_caller *caller, uint32_t first, uint32_t end)
 {
     float row[HIDDEN_MAX];
-    for (uint32_t t = 0; t < caller->tokens; t++) {
+    for (uint32_t t = first; t < end; t++) {
         expected_row(w, caller, t, row);
         SIM_CHECK(memcmp(row, caller->out + t * w->shape.hidden, w->shape.hidden * sizeof(float)) ==
                       0,
@@ -128,10 +129,21 @@ static void check_bits(const world *w, const sim_caller *caller)
     }
 }
 
-static bool is_typed(ep_err code)
+static bool is_typed(const sim_caller *caller, ep_err code)
 {
     return code == EP_ERR_UNAVAILABLE || code == EP_ERR_DEADLINE_EXCEEDED ||
-           code == EP_ERR_RESOURCE_EXHAUSTED;
+           code == EP_ERR_RESOURCE_EXHAUSTED || (code == EP_ERR_CANCELLED && caller->cancelled);
+}
+
+/* What a failed call has left: the rows it told of, and else nothing unless it streams. */
+static void check_rest(world *w, const sim_caller *caller)
+{
+    check_bits(w, caller, 0, caller->told);
+    w->calls_delivered += caller->told > 0;
+    for (size_t i = 0; i < sizeof(caller->out) && !caller->streamed; i++) {
+        SIM_CHECK(((const uint8_t *)caller->out)[i] == UNTOUCHED,
+                  "a failed call has written its result");
+    }
 }
 
 static void check_end(world *w, sim_caller *caller, const ep_moe_result *result)
@@ -144,24 +156,44 @@ static void check_end(world *w, sim_caller *caller, const ep_moe_result *result)
               (double)(now_ns - caller->deadline_ns) / 1e6);
     SIM_CHECK(!world_epoch_older(epoch, caller->begin_epoch),
               "a call ends with an epoch older than the one at its begin");
+    SIM_CHECK(result->tokens_delivered == caller->told,
+              "a call says that %u tokens were delivered, it told of %u", result->tokens_delivered,
+              caller->told);
     uint64_t took_ns = now_ns - caller->begin_ns;
     w->took_ns_max = took_ns > w->took_ns_max ? took_ns : w->took_ns_max;
     if (result->error.code == EP_OK) {
         SIM_CHECK(caller->combined == (1u << caller->tokens) - 1,
                   "of %u tokens only %x were combined", caller->tokens, caller->combined);
-        check_bits(w, caller);
+        SIM_CHECK(caller->told == (caller->streamed ? caller->tokens : 0),
+                  "a call of %u tokens ends and has told of %u", caller->tokens, caller->told);
+        check_bits(w, caller, 0, caller->tokens);
         w->calls_ok++;
         return;
     }
-    SIM_CHECK(is_typed(result->error.code), "a call fails with %s: %s",
+    SIM_CHECK(is_typed(caller, result->error.code), "a call fails with %s: %s",
               ep_err_name(result->error.code), result->error.text);
     SIM_CHECK(!caller->must_succeed, "a call of client %u that has to succeed fails with %s: %s",
               caller->client, ep_err_name(result->error.code), result->error.text);
-    for (size_t i = 0; i < sizeof(caller->out); i++) {
-        SIM_CHECK(((const uint8_t *)caller->out)[i] == UNTOUCHED,
-                  "a failed call has written its result");
-    }
+    check_rest(w, caller);
     w->calls_failed++;
+}
+
+static void on_tokens(void *arg, ep_call *call, uint32_t first, uint32_t count)
+{
+    sim_caller *caller = arg;
+    uint32_t words[] = {caller->client, caller->left, first, count};
+    SIM_CHECK(caller->busy && !caller->cancelled, "a call tells of tokens after its end");
+    SIM_CHECK(first == caller->told && count > 0 && count <= caller->tokens - first,
+              "a call of %u tokens that told of %u tells of %u from %u on", caller->tokens,
+              caller->told, count, first);
+    check_bits(caller->world, caller, first, first + count);
+    ep_sim_trace(sim_env, words, sizeof(words));
+    caller->told += count;
+    caller->world->ranges++;
+    if (caller->told >= caller->cancel_at) {
+        caller->cancelled = true;
+        ep_call_cancel(call);
+    }
 }
 
 /* ---- callers ---- */
@@ -214,6 +246,24 @@ static void draw_batch(world *w, sim_caller *caller)
     }
     memset(caller->out, UNTOUCHED, sizeof(caller->out));
     caller->combined = 0;
+    caller->told = 0;
+}
+
+/* Two of three are streamed; of these one in eight ends itself, unless it must succeed. */
+static void draw_stream(world *w, sim_caller *caller, ep_moe_args *args)
+{
+    const uint64_t drawn = ep_splitmix64(&w->random_stream);
+    caller->streamed = drawn % 3 != 0;
+    caller->cancelled = false;
+    caller->cancel_at = UINT32_MAX;
+    if (caller->streamed) {
+        args->on_tokens = on_tokens;
+        args->on_tokens_arg = caller;
+        w->calls_streamed++;
+        if (drawn / 3 % 8 == 0 && !caller->must_succeed) {
+            caller->cancel_at = 1 + (uint32_t)(drawn / 24 % caller->tokens);
+        }
+    }
 }
 
 static void check_after(const sim_caller *caller)
@@ -251,6 +301,7 @@ static void begin_call(ep_sim_event *event, void *arg)
     args.wire_dtype = EP_DTYPE_F32;
     args.mode = world_below(w, 4) == 0 ? EP_MOE_PREFILL : EP_MOE_DECODE;
     args.deadline_us = limit_us;
+    draw_stream(w, caller, &args);
     ep_tensor out = ep_tensor_2d(caller->out, EP_DTYPE_F32, caller->tokens, w->shape.hidden);
     caller->begin_ns = ep_sim_now_ns(sim_env);
     caller->deadline_ns = caller->begin_ns + limit_us * EP_NS_PER_US;

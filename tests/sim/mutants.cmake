@@ -21,6 +21,12 @@ ep_add_sim_mutant(combine_early FILE client/call/call_state.c SEEDS 50
 ep_add_sim_mutant(combine_token_early FILE client/call/call_finish.c SEEDS 50
     REPLACE "ready += --*left == 0" "ready += --*left <= 1" "if (call->rows_left[token] == 0) {" "if (call->rows_left[token] <= 1) {"
             "*left > 0 &&" "*left + 1 > 0 ||")
+# A range of tokens begins again with the last one of the range before.
+ep_add_sim_mutant(tell_token_twice FILE client/call/call_finish.c SEEDS 50
+    REPLACE "result->tokens_delivered = end" "result->tokens_delivered = end - (end > first + 1 && end < call->spec.batch.tokens)")
+# A token is told of that waits for one row more.
+ep_add_sim_mutant(tell_token_early FILE client/call/call_finish.c SEEDS 50
+    REPLACE "(call->rows_left[end] == 0 ||" "(call->rows_left[end] <= 1 ||")
 # The rows of a window are given back with the other one's.
 ep_add_sim_mutant(release_both_windows FILE client/call/call_finish.c SEEDS 200
     REPLACE "            parcel->window == window) {" "            parcel->window < EP_CALL_WINDOWS) {")

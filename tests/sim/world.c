@@ -100,13 +100,14 @@ static void close_world(world *w)
     }
 }
 
-uint64_t world_run(uint64_t seed, bool verbose)
+sim_outcome world_run(uint64_t seed, bool verbose)
 {
     world *w = calloc(1, sizeof(*w));
     SIM_CHECK(w != NULL && ep_sim_create(seed, START_NS, &sim_env) == EP_OK, "no memory");
     watched = w;
     w->seed = seed;
     w->random = seed * 0x9e3779b97f4a7c15ull + 1;
+    w->random_stream = ~w->random; /* others draw what they drew without it */
     w->verbose = verbose;
     draw_world(w);
     for (uint32_t n = 0; n < w->nodes_count; n++) {
@@ -145,10 +146,17 @@ uint64_t world_run(uint64_t seed, bool verbose)
               (unsigned long long)w->calls_ok, (unsigned long long)w->calls_failed,
               (unsigned long long)w->requests, (unsigned long long)stats.events,
               (unsigned long long)stats.frames, (unsigned long long)stats.corrupted);
-    uint64_t hash = ep_sim_trace_hash(sim_env);
+    world_say(w, "%llu calls streamed in %llu ranges, %llu of them failed behind the first",
+              (unsigned long long)w->calls_streamed, (unsigned long long)w->ranges,
+              (unsigned long long)w->calls_delivered);
+    const sim_outcome outcome = {.hash = ep_sim_trace_hash(sim_env),
+                                 .calls_streamed = w->calls_streamed,
+                                 .calls_delivered = w->calls_delivered,
+                                 .hedged_frames = w->hedged_frames,
+                                 .rerouted_frames = w->rerouted_frames};
     ep_sim_destroy(sim_env);
     sim_env = NULL;
     watched = NULL;
     free(w);
-    return hash;
+    return outcome;
 }

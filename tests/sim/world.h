@@ -105,7 +105,11 @@ typedef struct sim_caller {
     uint64_t deadline_ns;
     uint32_t tokens;
     uint32_t top_k;
-    uint32_t combined; /* a bit per token */
+    uint32_t combined;  /* a bit per token */
+    bool streamed;      /* with on_tokens */
+    uint32_t told;      /* tokens it was told of */
+    uint32_t cancel_at; /* so many told, it cancels its call */
+    bool cancelled;
     ep_epoch begin_epoch;
     float x[TOKENS_MAX * HIDDEN_MAX];
     int32_t ids[TOKENS_MAX * TOP_K_MAX];
@@ -137,6 +141,7 @@ typedef struct sim_fault {
 struct world {
     uint64_t seed;
     uint64_t random;
+    uint64_t random_stream; /* which calls are streamed, and cancelled then */
     bool verbose;
     bool single_fault; /* two copies, one fault: no call may fail */
     bool busy;         /* many calls: enough for the clients to know what is late */
@@ -157,6 +162,9 @@ struct world {
     uint32_t busy_callers;
     uint64_t calls_ok;
     uint64_t calls_failed;
+    uint64_t calls_streamed;
+    uint64_t ranges;          /* that these were told of */
+    uint64_t calls_delivered; /* that failed and had told of tokens */
     uint64_t requests;
     uint64_t took_ns_max;   /* of any call */
     uint64_t hedged_frames; /* of stopped clients */
@@ -209,10 +217,18 @@ void faults_check_took(const world *w);
 const char *fault_name(uint32_t kind);
 uint32_t faults_kinds(void);
 
+/* What became of a seed. */
+typedef struct sim_outcome {
+    uint64_t hash; /* of everything that happened */
+    uint64_t calls_streamed;
+    uint64_t calls_delivered;
+    uint64_t hedged_frames;
+    uint64_t rerouted_frames;
+} sim_outcome;
+
 /* The world under watch: one per process. */
 extern world *watched;
-/* Runs one seed; the digest of everything that happened. Ends the process when something is
- * broken. */
-uint64_t world_run(uint64_t seed, bool verbose);
+/* Runs one seed. Ends the process when something is broken. */
+sim_outcome world_run(uint64_t seed, bool verbose);
 
 #endif

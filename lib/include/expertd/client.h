@@ -23,8 +23,8 @@
  *            ep_client_create for such a URL returns EP_ERR_FAILED_PRECONDITION.
  * Floats     the library rounds to nearest and keeps denormals whatever the float environment of
  *            the calling thread (FTZ, DAZ, rounding, traps), and leaves that as it was.
- * Callbacks  run on the library's threads, never inside the call that began them; they may begin
- *            calls, not block, not destroy the client.
+ * Callbacks  run on the library's threads, never inside the call that began them (on_tokens of a
+ *            blocking call excepted); they may begin calls, not block, not destroy the client.
  * Policy     operators may set values for all callers while the service runs (expertctl policy).
  *            They come with the routing table, calls that begin afterwards go by them, and none
  *            fails for it. Who decides, first to last:
@@ -192,6 +192,21 @@ typedef enum ep_moe_combine_quant {
 } ep_moe_combine_quant;
 
 /*
+ * Tells that tokens [first, first + count) are finished: their rows in out are final and may be
+ * read, also when the call fails later. Each token comes once, in ascending order: first is where
+ * the range before ended, 0 at the beginning of a run; count is 1 or more. All of them come before
+ * the call's end is told.
+ *
+ * Thread     one at a time for a call: the one that waits in ep_moe_forward or ep_call_finish, or a
+ *            thread of the library. Never inside ep_moe_forward_async or ep_call_begin.
+ * Inside     be quick, wait for nothing: the call, its deadline too, goes on when this returns.
+ *            Other calls may be begun. ep_call_cancel(call) ends the call, a blocking one too, with
+ *            CANCELLED unless these were its last tokens, and no range comes after it. call is good
+ *            for that only, until this returns.
+ */
+typedef void (*ep_moe_tokens_func)(void *arg, ep_call *call, uint32_t first, uint32_t count);
+
+/*
  * Inputs of one layer call. Tensors are borrowed until the call completes.
  *   x              [T,H] bf16, f16, f32; or i8 with x_scales [T] f32
  *   expert_ids     [T,K] i32 or i64: [0,E) routed, then zero, copy, constant experts; -1 and the
@@ -253,6 +268,16 @@ typedef struct ep_moe_args {
     /* how many of them call; decode only: nodes compute their rows of a layer together */
     uint32_t step_group_size;
     bool want_timing; /* nodes tell queue and compute times in their replies */
+    /*
+     * Told of tokens as they are finished, in prefill and decode, whatever the other arguments;
+     * NULL: nobody is. A token is finished when it and all before it have their rows; where rows
+     * stay away (allow_missing) that is at the end. out is written as rows come, with the same
+     * bits; after an error the first result.tokens_delivered tokens are there, and the others' rows
+     * are undefined. Prefill begins with smaller windows, unless prefill_window_tokens is set.
+     * INVALID_ARGUMENT with tensors on a device.
+     */
+    ep_moe_tokens_func on_tokens;
+    void *on_tokens_arg;
 } ep_moe_args;
 EP_API void ep_moe_args_init_sized(ep_moe_args *out_args, size_t struct_bytes);
 #define ep_moe_args_init(args) ep_moe_args_init_sized((args), sizeof(*(args)))
@@ -283,12 +308,14 @@ typedef struct ep_moe_result {
     uint64_t combine_us;
     ep_moe_comm comm_alg;         /* used: fullmesh or hierarchy (only with a coordinator) */
     ep_moe_combine_at combine_at; /* used: node_sum rounds once more and is not the canonical sum */
+    uint32_t tokens_delivered; /* the first ones, which on_tokens was told of; after an error too */
 } ep_moe_result;
 
 /*
- * out: [T,H], uncombined [T,K,H]; bf16, f16 or f32; apart from the inputs; written only on success.
- * out_result may be NULL. Before the first routing table it waits for one. A prefill call needs a
- * scratch result of out's size: its tokens are combined while others still travel.
+ * out: [T,H], uncombined [T,K,H]; bf16, f16 or f32; apart from the inputs; written only on success
+ * (or, with on_tokens, as tokens are finished). out_result may be NULL. Before the first routing
+ * table it waits for one. A prefill call needs a scratch result of out's size: its tokens are
+ * combined while others still travel.
  *
  * Errors (named in out_result->error)
  *   INVALID_ARGUMENT, UNIMPLEMENTED  an argument, its value, what is allowed

@@ -29,24 +29,50 @@ static void die(const char *what, const ep_error *error)
     abort();
 }
 
+/* Half of the calls are told of their tokens. */
+typedef struct told {
+    uint32_t tokens;
+    bool cancels; /* it ends its call when it is told of the first */
+} told;
+
+static void on_tokens(void *arg, ep_call *call, uint32_t first, uint32_t count)
+{
+    told *t = arg;
+    EP_ASSERT(first == t->tokens && count > 0);
+    EP_ASSERT(first == 0 || !t->cancels);
+    t->tokens += count;
+    if (t->cancels) {
+        ep_call_cancel(call);
+    }
+}
+
+static void check_told(const batch *b, const ep_moe_result *result)
+{
+    const told *t = b->args.on_tokens_arg;
+    bool is_streamed = b->args.on_tokens != NULL;
+    EP_ASSERT(result->tokens_delivered == t->tokens);
+    EP_ASSERT(result->error.code != EP_OK || t->tokens == (is_streamed ? b->tokens : 0));
+}
+
 static void blocking(batch *b)
 {
     ep_moe_result result;
     if (ep_moe_forward(h.client, &b->args, &b->out_tensor, &result) != EP_OK) {
         die("blocking", &result.error);
     }
+    check_told(b, &result);
     EP_ASSERT(batch_equal(b));
 }
 
 typedef struct pending {
     sem_t done;
-    ep_error error;
+    ep_moe_result result;
 } pending;
 
 static void on_done(void *arg, const ep_moe_result *result)
 {
     pending *p = arg;
-    p->error = result->error;
+    p->result = *result;
     sem_post(&p->done);
 }
 
@@ -60,15 +86,17 @@ static void callback(batch *b)
         die("begin", &error);
     }
     sem_wait(&p.done);
-    if (p.error.code != EP_OK) {
-        die("callback", &p.error);
+    if (p.result.error.code != EP_OK) {
+        die("callback", &p.result.error);
     }
+    check_told(b, &p.result);
     EP_ASSERT(batch_equal(b));
     sem_destroy(&p.done);
 }
 
 static void prepared(batch *b, bool cancel)
 {
+    told *t = b->args.on_tokens_arg;
     ep_error error;
     ep_moe_result result;
     ep_call *call = NULL;
@@ -76,13 +104,15 @@ static void prepared(batch *b, bool cancel)
         die("create", &error);
     }
     for (int i = 0; i < 3; i++) {
+        *t = (told){.cancels = cancel && i > 0};
         if (ep_call_begin(call, b->tokens, &error) != EP_OK) {
             die("begin prepared", &error);
         }
-        if (cancel) {
+        if (cancel && (i == 0 || b->args.on_tokens == NULL)) {
             ep_call_cancel(call);
         }
         ep_err err = ep_call_finish(call, &result);
+        check_told(b, &result);
         if (err == EP_OK) {
             EP_ASSERT(batch_equal(b));
         } else if (!cancel || err != EP_ERR_CANCELLED) {
@@ -91,6 +121,7 @@ static void prepared(batch *b, bool cancel)
             __atomic_fetch_add(&cancelled_calls, 1, __ATOMIC_RELAXED);
         }
     }
+    *t = (told){.tokens = 0};
     if (cancel && ep_call_begin(call, b->tokens, &error) != EP_OK) {
         die("begin before destroy", &error);
     }
@@ -102,8 +133,11 @@ static void *caller_main(void *arg)
     uint64_t seed = (uint64_t)(uintptr_t)arg * 1000003;
     for (uint64_t i = 0; i < rounds; i++) {
         batch b;
+        told t = {.tokens = 0};
         batch_make(&b, &h, (uint32_t)(ep_splitmix64(&seed) % 50), 2, seed);
         b.args.mode = (ep_moe_mode)(ep_splitmix64(&seed) % 3);
+        b.args.on_tokens = ep_splitmix64(&seed) % 2 == 0 ? on_tokens : NULL;
+        b.args.on_tokens_arg = &t;
         switch (ep_splitmix64(&seed) % 4) {
         case 0:
             blocking(&b);

@@ -38,6 +38,11 @@ static void close_all(void)
     device_close();
 }
 
+static void on_tokens(void *arg, ep_call *own_call, uint32_t first, uint32_t count)
+{
+    cr_assert_fail("%p %p %u %u", arg, (void *)own_call, first, count);
+}
+
 static void expect(ep_err err, ep_err wanted, const char *part)
 {
     cr_expect_eq(err, wanted, "%s, want %s '%s'", error.text, ep_err_name(wanted), part);
@@ -74,6 +79,9 @@ Test(on_stream_refused, tensors_that_cannot_be_taken)
                                      "ep_moe_finish_on_stream name the stream");
     args = good;
     out = good_out;
+    args.on_tokens = on_tokens;
+    refused(EP_ERR_INVALID_ARGUMENT, "on_tokens is set with tensors on a device: allowed NULL");
+    args = good;
     out.stride_bytes[0] *= 2;
     refused(
         EP_ERR_INVALID_ARGUMENT,

@@ -76,6 +76,30 @@ static ep_err call_service(const layer_case *c, ep_client *client, ep_moe_result
     return ep_moe_forward(client, &c->args, &c->out, out_result);
 }
 
+/* ---- tokens told of while the call runs ---- */
+
+typedef struct told_rows {
+    const layer_case *c;
+    uint8_t *rows;   /* as they were then, packed */
+    uint64_t tokens; /* of all runs */
+    bool is_in_order;
+} told_rows;
+
+static void on_tokens(void *arg, ep_call *call, uint32_t first, uint32_t count)
+{
+    told_rows *told = arg;
+    const layer_case *c = told->c;
+    const size_t row_bytes = case_row_bytes(c);
+    const size_t per_token = case_rows(c) / c->batch.tokens;
+    (void)call;
+    told->is_in_order = told->is_in_order && first == told->tokens % c->batch.tokens && count > 0;
+    for (size_t row = first * per_token; row < (first + count) * per_token; row++) {
+        memcpy(told->rows + row * row_bytes, c->out_block.data + case_row_offset(c, row),
+               row_bytes);
+    }
+    told->tokens += count;
+}
+
 /* ---- comparison ---- */
 
 static uint32_t element_bits(const uint8_t *data, size_t index, size_t bytes)
@@ -164,6 +188,32 @@ static void compare_rows(const layer_case *c, case_result *result)
     }
 }
 
+/* Each token once and in order, and its rows final by then. */
+static void check_told(const layer_case *c, const told_rows *told, const ep_moe_result *answer,
+                       case_result *result)
+{
+    const uint64_t runs = c->form == CALL_PREPARED ? 2 : 1;
+    const bool is_ok = answer->error.code == EP_OK;
+    if (!told->is_in_order || told->tokens != (is_ok ? runs * c->batch.tokens : 0) ||
+        (is_ok && answer->tokens_delivered != c->batch.tokens)) {
+        fail(result, "told of %" PRIu64 " of %zu tokens%s, %" PRIu64 " runs", told->tokens,
+             (size_t)c->batch.tokens, told->is_in_order ? "" : ", not in order", runs);
+    }
+    if (is_ok && memcmp(told->rows, result->got, case_rows(c) * case_row_bytes(c)) != 0) {
+        fail(result, "a row has changed after it was told of");
+    }
+}
+
+/* Half of the cases are streamed. */
+static void begin_told(layer_case *c, told_rows *out_told)
+{
+    *out_told = (told_rows){.c = c, .is_in_order = true};
+    c->args.on_tokens = c->inputs_digest % 2 == 0 ? on_tokens : NULL;
+    c->args.on_tokens_arg = out_told;
+    out_told->rows = malloc(case_rows(c) * case_row_bytes(c) + 1);
+    EP_ASSERT(out_told->rows != NULL);
+}
+
 void case_run(layer_case *c, ep_client *client, const char *version, case_result *out_result)
 {
     char refusal[REF_TEXT_BYTES] = "";
@@ -177,6 +227,8 @@ void case_run(layer_case *c, ep_client *client, const char *version, case_result
     r->refused = why != REF_OK;
 
     c->args.version = c->names_version ? version : NULL;
+    told_rows told;
+    begin_told(c, &told);
     ep_err err = call_service(c, client, &result);
     ep_err wanted_err = r->refused ? EP_ERR_INVALID_ARGUMENT : EP_OK;
     if (err != wanted_err) {
@@ -192,6 +244,10 @@ void case_run(layer_case *c, ep_client *client, const char *version, case_result
         r->frames = result.frames;
         collect_rows(c, r);
     }
+    if (c->args.on_tokens != NULL) {
+        check_told(c, &told, &result, r);
+    }
+    free(told.rows);
     if (err == EP_OK && !r->refused) {
         compare_rows(c, r);
     }

@@ -83,6 +83,7 @@ KIND(is_nan_zero, !r->refused && c->batch.nan_policy == REF_NAN_ZERO)
 KIND(is_nan_mean, !r->refused && c->batch.nan_policy == REF_NAN_MEAN)
 KIND(is_limited, !r->refused && c->batch.x_abs_max > 0.0f)
 KIND(is_version_named, !r->refused && c->names_version)
+KIND(is_streamed, !r->refused && c->args.on_tokens != NULL)
 KIND(is_hierarchy, !r->refused && c->args.comm_alg == EP_MOE_COMM_HIERARCHY)
 KIND(is_node_sum, !r->refused && c->node_sum)
 KIND(is_node_sum_special,
@@ -141,6 +142,7 @@ static const kind kinds[] = {
     {"NaN policy mean", is_nan_mean},
     {"limit of |x|", is_limited},
     {"version named", is_version_named},
+    {"told of tokens", is_streamed},
     {"hierarchy", is_hierarchy},
     {"node sums", is_node_sum},
     {"node sums, special experts", is_node_sum_special},

@@ -50,6 +50,33 @@ Test(flow, the_default_window_gives_each_expert_32_rows)
     cr_assert_eq(pick(EP_MODE_PREFILL, 0, 64, &limits).windows_count, 1);
 }
 
+Test(flow, a_streamed_call_begins_with_small_windows)
+{
+    ep_flow_limits l = limits;
+    l.is_streamed = true;
+    for (uint32_t tokens = 1; tokens <= 65536; tokens += 1 + tokens / 7) {
+        ep_flow flow = pick(EP_MODE_PREFILL, tokens, 64, &l);
+        uint32_t begin = 0, windows = 0;
+        do { /* as they are sent */
+            uint32_t n = ep_flow_window_at(&flow, begin);
+            cr_assert(n >= 1 && n <= flow.window_tokens);
+            begin += n;
+            windows++;
+            cr_assert(windows > EP_FLOW_WINDOWS || tokens < 1024 || begin <= tokens / 4);
+        } while (begin < tokens);
+        cr_assert_eq(windows, flow.windows_count, "%u tokens", tokens);
+        cr_assert(flow.is_piecewise);
+    }
+    cr_assert_eq(pick(EP_MODE_PREFILL, 65536, 64, &l).first_tokens, 1024 / 8);
+    cr_assert_eq(pick(EP_MODE_PREFILL, 2048, 64, &l).first_tokens, 2048 / 32);
+    cr_assert_eq(pick(EP_MODE_PREFILL, 300, 64, &l).first_tokens, 32);
+    cr_assert_eq(pick(EP_MODE_DECODE, 200, 64, &l).windows_count, 1);
+    cr_assert(pick(EP_MODE_DECODE, 200, 64, &l).is_piecewise);
+    l.window_tokens = 1024; /* who says how long windows are means all of them */
+    cr_assert_eq(pick(EP_MODE_PREFILL, 65536, 64, &l).first_tokens, 1024);
+    cr_assert_eq(pick(EP_MODE_PREFILL, 65536, 64, &limits).first_tokens, 1024);
+}
+
 Test(flow, a_windows_reply_rows_are_bounded_in_both_modes)
 {
     for (int mode = EP_MODE_DECODE; mode <= EP_MODE_PREFILL; mode++) {
