@@ -16,6 +16,9 @@
  * moment. The other forms take every exchange buffer from such a pool, receive in place, reuse the
  * send buffer for results, and are not charged for frames on their way through the lane.
  *
+ * Then one rank alone calls with 2048 tokens and on_tokens: when it is told of the first ones, as a
+ * share of the whole call, and what on_tokens adds to a call without it.
+ *
  * The program forks itself into ranks (bench/rank_board.h), each of which does the form it is told.
  */
 #include <math.h>
@@ -24,6 +27,7 @@
 #include <string.h>
 
 #include "base/buffer.h"
+#include "base/clock.h"
 #include "base/numeric.h"
 #include "base/random.h"
 #include "bench/bench_report.h"
@@ -44,6 +48,9 @@
 #define TOKENS 4096 /* of each rank */
 #define SLOTS (TOKENS * TOP_K)
 #define ROUNDS 3
+#define STREAM_TOKENS 2048
+#define STREAM_ROUNDS 21
+#define STREAM_BAR 0.25
 #define ROW_BYTES ((size_t)HIDDEN * 2)
 #define TOKEN_BYTES (TOKENS * ROW_BYTES)
 #define KEEP_BYTES ((size_t)1 << 30)
@@ -51,6 +58,8 @@
 #define BAR 0.5
 
 typedef enum form { FORM_SERVICE, FORM_GATHER, FORM_FIXED, FORM_COUNT } form;
+
+#define STEP_STREAM FORM_COUNT /* behind the forms */
 
 static const char *const form_names[FORM_COUNT] = {"service", "all-gather + reduce-scatter",
                                                    "fixed-capacity all-to-all"};
@@ -68,6 +77,11 @@ typedef struct shared_notes {
     uint64_t peak_bytes[FORM_COUNT][RANKS]; /* of the service: the caller's */
     /* largest, against the layer in one process; 0: the same bits */
     double error[FORM_COUNT][RANKS];
+    double first_us[STREAM_ROUNDS]; /* of the rank that streams: until its first tokens */
+    double streamed_us[STREAM_ROUNDS];
+    double plain_us[STREAM_ROUNDS]; /* the same call without on_tokens */
+    uint32_t stream_ranges;         /* of the last call */
+    bool stream_is_exact;           /* all of them: the same bits as the layer in one process */
 } shared_notes;
 
 typedef struct rank_state {
@@ -202,20 +216,50 @@ static void exchange(rank_state *r, uint8_t *areas, const uint8_t *data, size_t 
     rank_mesh_flush(r->mesh);
 }
 
-static void run_service(rank_state *r)
+/* The first tokens of the rank's; the time it took. */
+static double run_service(rank_state *r, uint32_t tokens, ep_moe_tokens_func on_tokens, void *arg)
 {
     ep_moe_args args;
     ep_moe_result result = {.struct_bytes = sizeof(result)};
     ep_moe_args_init(&args);
     args.model = "bench";
-    args.x = ep_tensor_2d(r->x, EP_DTYPE_BF16, TOKENS, HIDDEN);
-    args.expert_ids = ep_tensor_2d(r->ids, EP_DTYPE_I32, TOKENS, TOP_K);
-    args.expert_scales = ep_tensor_2d(r->scales, EP_DTYPE_F32, TOKENS, TOP_K);
+    args.x = ep_tensor_2d(r->x, EP_DTYPE_BF16, tokens, HIDDEN);
+    args.expert_ids = ep_tensor_2d(r->ids, EP_DTYPE_I32, tokens, TOP_K);
+    args.expert_scales = ep_tensor_2d(r->scales, EP_DTYPE_F32, tokens, TOP_K);
     args.mode = EP_MOE_PREFILL;
     args.deadline_us = 600000000;
-    ep_tensor out = ep_tensor_2d(r->y, EP_DTYPE_BF16, TOKENS, HIDDEN);
+    args.on_tokens = on_tokens;
+    args.on_tokens_arg = arg;
+    ep_tensor out = ep_tensor_2d(r->y, EP_DTYPE_BF16, tokens, HIDDEN);
+    uint64_t begin_ns = ep_clock_now_ns();
     if (ep_moe_forward(r->client, &args, &out, &result) != EP_OK) {
         bench_fail("forward", result.error.text);
+    }
+    return (double)(ep_clock_now_ns() - begin_ns) / EP_NS_PER_US;
+}
+
+static void on_tokens(void *arg, ep_call *call, uint32_t first, uint32_t count)
+{
+    uint64_t *first_ns = arg;
+    (void)call;
+    (void)count;
+    notes->stream_ranges = first == 0 ? 1 : notes->stream_ranges + 1;
+    *first_ns = first == 0 ? ep_clock_now_ns() : *first_ns;
+}
+
+static void run_stream(rank_state *r)
+{
+    notes->stream_is_exact = true;
+    for (int i = -1; i < STREAM_ROUNDS; i++) { /* the first is not counted */
+        int at = i < 0 ? 0 : i;
+        uint64_t first_ns = 0;
+        notes->plain_us[at] = run_service(r, STREAM_TOKENS, NULL, NULL);
+        memset(r->y, 0xff, TOKEN_BYTES);
+        uint64_t begin_ns = ep_clock_now_ns();
+        notes->streamed_us[at] = run_service(r, STREAM_TOKENS, on_tokens, &first_ns);
+        notes->first_us[at] = (double)(first_ns - begin_ns) / EP_NS_PER_US;
+        notes->stream_is_exact =
+            notes->stream_is_exact && memcmp(r->y, r->expected, STREAM_TOKENS * ROW_BYTES) == 0;
     }
 }
 
@@ -349,7 +393,7 @@ static void run_form(rank_state *r, form f)
 {
     switch (f) {
     case FORM_SERVICE:
-        run_service(r);
+        run_service(r, TOKENS, NULL, NULL);
         break;
     case FORM_GATHER:
         run_gather(r);
@@ -421,6 +465,12 @@ static void rank_main(uint32_t rank, void *arg)
     r.mesh = rank_mesh_open(rank, RANKS, address_list, MESH_PORT, 0);
     r.client = open_client();
     for (int f; (f = rank_board_next(board)) != RANK_BOARD_END; rank_board_done(board)) {
+        if (f == STEP_STREAM) {
+            if (rank == 0) {
+                run_stream(&r);
+            }
+            continue;
+        }
         run_form(&r, (form)f);
         note_form(&r, (form)f);
     }
@@ -544,6 +594,26 @@ static void add_speed(bench_report *report, double us[FORM_COUNT][ROUNDS])
     }
 }
 
+static void add_stream(bench_report *report)
+{
+    double share[STREAM_ROUNDS], cost[STREAM_ROUNDS];
+    for (int i = 0; i < STREAM_ROUNDS; i++) {
+        share[i] = notes->first_us[i] / notes->streamed_us[i];
+        cost[i] = notes->streamed_us[i] / notes->plain_us[i];
+    }
+    double first = bench_quantile(notes->first_us, STREAM_ROUNDS, 0.5);
+    double whole = bench_quantile(notes->streamed_us, STREAM_ROUNDS, 0.5);
+    double plain = bench_quantile(notes->plain_us, STREAM_ROUNDS, 0.5);
+    add_row(report, "on_tokens, 2048 tokens: first tokens, of the whole call", first, "us", whole,
+            bench_quantile(share, STREAM_ROUNDS, 0.5), BENCH_LOWER, STREAM_BAR);
+    add_row(report, "on_tokens, 2048 tokens: the call, without it", whole, "us", plain,
+            bench_quantile(cost, STREAM_ROUNDS, 0.5), BENCH_LOWER, NAN);
+    add_row(report, "on_tokens, 2048 tokens: ranges", notes->stream_ranges, "", NAN, NAN,
+            BENCH_HIGHER, NAN);
+    add_row(report, "on_tokens, 2048 tokens: calls with other bits", !notes->stream_is_exact, "",
+            NAN, NAN, BENCH_LOWER, 0);
+}
+
 /* Against the layer in one process. Sums of eight partial sums, each rounded to bf16, are not the
  * canonical ones: they differ by a few units of its last place. */
 static void add_errors(bench_report *report)
@@ -576,12 +646,14 @@ int main(int argc, char **argv)
             us[f][i < 0 ? 0 : i] = rank_board_time(board, f);
         }
     }
+    (void)rank_board_time(board, STEP_STREAM);
     rank_board_end(board);
     bench_report *report = bench_report_create(
         "Prefill: 8 ranks of 4096 tokens, H = 1024, I = 128, top-8 of 64, bf16, stream lane");
     add_memory(report, nodes);
     add_speed(report, us);
     add_errors(report);
+    add_stream(report);
     for (uint32_t n = 0; n < RANKS; n++) {
         ep_test_process_destroy(&nodes[n]);
     }
