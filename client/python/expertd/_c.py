@@ -74,6 +74,9 @@ class ModelDesc(Structure):
     ]
 
 
+Tokens = CFUNCTYPE(None, c_void_p, c_void_p, c_uint32, c_uint32)
+
+
 class MoeArgs(Structure):
     _fields_ = [
         ("struct_bytes", c_uint32), ("model", c_char_p), ("version", c_char_p), ("layer", c_uint32),
@@ -86,7 +89,8 @@ class MoeArgs(Structure):
         ("deadline_us", c_uint64), ("traceparent", c_char_p), ("tenant", c_char_p),
         ("missing_slots", POINTER(c_uint32)), ("missing_slots_max", c_size_t), ("comm_alg", c_int),
         ("combine_at", c_int), ("dispatch_quant", c_int), ("combine_quant", c_int), ("smooth_scales", Tensor),
-        ("step_group", c_uint64), ("step_group_size", c_uint32), ("want_timing", c_bool)
+        ("step_group", c_uint64), ("step_group_size", c_uint32), ("want_timing", c_bool), ("on_tokens", Tokens),
+        ("on_tokens_arg", c_void_p)
     ]
 
 
@@ -97,7 +101,7 @@ class MoeResult(Structure):
         ("total_us", c_uint64), ("epoch_term", c_uint64), ("epoch_number", c_uint64), ("bytes_sent", c_uint64),
         ("bytes_received", c_uint64), ("numerics", c_char * 96), ("error", CError), ("hedged_frames", c_uint32),
         ("pack_us", c_uint64), ("wire_us", c_uint64), ("queue_us", c_uint64), ("compute_us", c_uint64),
-        ("combine_us", c_uint64), ("comm_alg", c_int), ("combine_at", c_int)
+        ("combine_us", c_uint64), ("comm_alg", c_int), ("combine_at", c_int), ("tokens_delivered", c_uint32)
     ]
 
 

@@ -13,7 +13,7 @@ import time
 import weakref
 from ctypes import byref, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass, fields
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import _c, _tensors, errors
 from ._c import lib
@@ -137,6 +137,7 @@ class Result:
     numerics: str
     comm_alg: str
     combine_at: str
+    tokens_delivered: int
     total_us: int
     pack_us: int
     wire_us: int
@@ -219,6 +220,7 @@ class _Request:
         traceparent: Optional[str] = None,
         tenant: Optional[str] = None,
         with_result: bool = False,
+        on_tokens: Optional[Callable[[int, int], Any]] = None,
         **more: Any,
     ):
         if dtype not in (None, "bf16"):
@@ -245,6 +247,11 @@ class _Request:
         self._set("expert_ids", expert_ids, None)
         self._set("expert_scales", expert_scales, dtype)
         self._take_options(more, dtype)
+        self.tokens_error: Optional[BaseException] = None
+        if on_tokens is not None:
+            if not callable(on_tokens):
+                raise TypeError(f"on_tokens is a {type(on_tokens).__name__}: allowed is a function of (first, count)")
+            a.on_tokens = self._tokens_to(on_tokens)
         self.missing = None
         if a.allow_missing:
             if not with_result:
@@ -288,7 +295,25 @@ class _Request:
         self.keep.append(view.keep)
         return view
 
+    def _tokens_to(self, function: Callable[[int, int], Any]) -> Any:
+        def tell(_arg: Any, call: Any, first: int, count: int) -> None:
+            before, _of_library.thread = getattr(_of_library, "thread", False), True
+            try:
+                function(first, count)
+            except BaseException as error:
+                self.tokens_error = error
+                lib.ep_call_cancel(call)
+            finally:
+                _of_library.thread = before
+
+        return _c.Tokens(tell)
+
     def answer(self, c: Any) -> Any:
+        error, self.tokens_error = self.tokens_error, None
+        if error is not None:
+            raise error
+        if c.error.code != 0:
+            raise errors.from_c(c.error)
         if not self.with_result:
             return self.out
         missing = tuple(self.missing[: c.missing_count]) if self.missing is not None else ()
@@ -383,8 +408,6 @@ class _Flight:
                 lib.ep_call_cancel(self.call)
 
     def answer(self) -> Any:
-        if self.result.error.code != 0:
-            raise errors.from_c(self.result.error)
         return self.request.answer(self.result)
 
 
@@ -504,8 +527,6 @@ class Prepared:
 
     def answer(self) -> Any:
         """What finish returned last."""
-        if self._result.error.code != 0:
-            raise errors.from_c(self._result.error)
         return self._request.answer(self._result)
 
     def _open(self) -> c_void_p:
@@ -667,8 +688,12 @@ class Client:
           others    zero_experts, copy_experts, const_experts, step_group, step_group_size, x_abs_max,
                     allow_duplicates, allow_missing, want_timing, traceparent, tenant
 
+        on_tokens(first, count) is called while others still travel: rows first to first + count - 1 of out are
+        finished. Each token once, in order, from a thread of the library: be quick, wait for nothing (with asyncio,
+        loop.call_soon_threadsafe). What it raises ends the call and is raised.
+
         Ctrl-C cancels the call. Errors: InvalidArgument, NotFound, Unavailable, DeadlineExceeded, ResourceExhausted,
-        Cancelled, Closed...; out is then as it was.
+        Cancelled, Closed...; out is then as it was, or, with on_tokens, has the rows it was called for.
         """
         request = _Request(model, layer, x, expert_ids, expert_scales, out, **options)
         if self._epoch() is None:  # the callback form does not wait for the first table

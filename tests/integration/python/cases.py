@@ -408,6 +408,41 @@ def case_prepared(c, b):
     raised(errors.Closed, "the prepared call is closed", call.run)
 
 
+# ---- tokens as they are ready ----
+
+
+def case_on_tokens(c, b):
+    told, out = [], np.zeros((TOKENS, HIDDEN), np.uint16)
+
+    def tell(first, count):
+        assert first == sum(n for _, n in told) and np.array_equal(out[first : first + count], b.y16[first : first + count])
+        told.append((first, count))
+
+    def stop(first, count):
+        told.append((first, count))
+        raise LookupError("enough")
+
+    def check(answer):
+        result = answer[1] if isinstance(answer, tuple) else None
+        assert sum(n for _, n in told) == TOKENS and np.array_equal(out, b.y16) and (result is None or result.tokens_delivered == TOKENS), told
+        told.clear()
+        out[:] = 0
+
+    streamed = dict(dtype="bf16", on_tokens=tell)
+    for mode in "decode", "prefill":
+        check(c.forward(*b.arguments(), out, mode=mode, with_result=True, **streamed))
+        check(asyncio.run(c.forward_async(*b.arguments(), out, mode=mode, **streamed)))
+        with c.prepare(*b.arguments(), out, mode=mode, **streamed) as call:
+            check(call.run())
+            check(asyncio.run(call.run_async()))
+    raised(LookupError, "enough", c.forward, *b.arguments(), out, dtype="bf16", on_tokens=stop)
+    with c.prepare(*b.arguments(), out, dtype="bf16", on_tokens=stop) as call:
+        for _ in range(2):
+            raised(LookupError, "enough", call.run)
+    assert len(told) == 3 and all(first == 0 for first, _ in told), told
+    raised(TypeError, "on_tokens is a int: allowed is a function of (first, count)", c.forward, *b.arguments(), dtype="bf16", on_tokens=3)
+
+
 # ---- interrupts ----
 
 
