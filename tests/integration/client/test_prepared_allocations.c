@@ -2,11 +2,10 @@
 /*
  * Prepared calls in a steady state: 10,000 of them, 128 in flight, allocate nothing and start no
  * thread, also where frames are late and go to a copy as well: every late one may here. Nor does a
- * run of fewer tokens that is one window, larger than the windows of a full run. The nodes are
- * another process; every allocation of this one is counted, whoever makes it. Sanitizers bring
- * their own allocator: skipped there. With EP_TEST_RECORDED in the environment a session must
- * record the calls:
- * the test of recordings preloads the probes.
+ * run of fewer tokens that is one window, larger than the windows of a full run. Every other call
+ * is told of its tokens. The nodes are another process; every allocation of this one is counted,
+ * whoever makes it. Sanitizers bring their own allocator: skipped there. With EP_TEST_RECORDED in
+ * the environment a session must record the calls: the test of recordings preloads the probes.
  */
 #include <dirent.h>
 #include <stdio.h>
@@ -47,6 +46,14 @@ static uint32_t count_threads(void)
 
 static ep_call *calls[PREPARED];
 static batch batches[PREPARED];
+static uint32_t told[PREPARED]; /* tokens */
+
+static void on_tokens(void *arg, ep_call *call, uint32_t first, uint32_t count)
+{
+    (void)call;
+    EP_ASSERT(first == 0 || first == *(uint32_t *)arg);
+    *(uint32_t *)arg = first + count;
+}
 
 static void begin(uint32_t i, uint32_t tokens)
 {
@@ -185,6 +192,8 @@ int main(void)
     r.h.client->config.hedge_permille = 1000;
     for (uint32_t i = 0; i < PREPARED; i++) {
         batch_make(&batches[i], &r.h, 4, 2, i);
+        batches[i].args.on_tokens = i % 2 != 0 ? on_tokens : NULL;
+        batches[i].args.on_tokens_arg = &told[i];
         if (ep_call_create(r.h.client, &batches[i].args, &batches[i].out_tensor, &calls[i],
                            &error) != EP_OK) {
             fprintf(stderr, "create: %s\n", error.text);
