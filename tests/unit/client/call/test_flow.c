@@ -62,13 +62,13 @@ Test(flow, a_streamed_call_begins_with_small_windows)
             cr_assert(n >= 1 && n <= flow.window_tokens);
             begin += n;
             windows++;
-            cr_assert(windows > EP_FLOW_WINDOWS || tokens < 1024 || begin <= tokens / 4);
+            cr_assert(windows > EP_FLOW_WINDOWS || tokens < 2048 || begin <= tokens / 8);
         } while (begin < tokens);
         cr_assert_eq(windows, flow.windows_count, "%u tokens", tokens);
         cr_assert(flow.is_piecewise);
     }
     cr_assert_eq(pick(EP_MODE_PREFILL, 65536, 64, &l).first_tokens, 1024 / 8);
-    cr_assert_eq(pick(EP_MODE_PREFILL, 2048, 64, &l).first_tokens, 2048 / 32);
+    cr_assert_eq(pick(EP_MODE_PREFILL, 4096, 64, &l).first_tokens, 4096 / 64);
     cr_assert_eq(pick(EP_MODE_PREFILL, 300, 64, &l).first_tokens, 32);
     cr_assert_eq(pick(EP_MODE_DECODE, 200, 64, &l).windows_count, 1);
     cr_assert(pick(EP_MODE_DECODE, 200, 64, &l).is_piecewise);
