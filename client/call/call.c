@@ -64,14 +64,14 @@ static void work(ep_call *call)
     pthread_mutex_unlock(&call->lock);
 
     uint64_t now_ns = ep_clock_now_ns();
+    if ((flags & EP_CALL_FLAG_CANCEL) != 0) { /* first: who cancels is told of no more tokens */
+        ep_call_state_step(&call->state, now_ns, &(ep_call_event){.kind = EP_EVENT_CANCEL},
+                           &actions);
+    }
     while (frame != NULL) {
         ep_call_frame *next = frame->next;
         ep_call_take_answer(call, frame, now_ns, &actions);
         frame = next;
-    }
-    if ((flags & EP_CALL_FLAG_CANCEL) != 0) {
-        ep_call_state_step(&call->state, now_ns, &(ep_call_event){.kind = EP_EVENT_CANCEL},
-                           &actions);
     }
     if ((flags & EP_CALL_FLAG_WAKE) != 0) {
         ep_call_state_step(&call->state, now_ns, &(ep_call_event){.kind = EP_EVENT_WAKE}, &actions);

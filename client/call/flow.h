@@ -24,8 +24,9 @@
 #define EP_FLOW_DECODE_TOKENS_DEFAULT 256u
 #define EP_FLOW_WINDOW_TOKENS_MIN 256u
 /* A streamed call's first window: a 64th of the tokens, in these bounds. The four that are sent at
- * once then have an eighth of them, and no more than one of the others. With a 32nd and 32 experts
- * a node the first tokens came after a third of the call: each window costs a pass over weights. */
+ * once then have an eighth of them, and no more than one of the others. With a 32nd, and 32
+ * experts a node, a third of the call is over by the first tokens: each window costs a pass over
+ * weights. */
 #define EP_FLOW_FIRST_TOKENS_MIN 32u
 #define EP_FLOW_FIRST_TOKENS_PART 64u
 #define EP_FLOW_FIRST_WINDOW_PART 8u

@@ -3,10 +3,12 @@
  * one; what is left when the call ends otherwise. */
 #include <criterion/criterion.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <string.h>
 
 #include "base/random.h"
+#include "call/call.h"
 #include "harness.h"
 #include "support/expect.h"
 
@@ -210,17 +212,23 @@ Test(on_tokens, prefill_tells_long_before_the_last_row)
     cr_expect(batch_equal(&b));
 }
 
+/* Expert e is on node e % 2. */
+static void first_on_node_0(uint32_t tokens)
+{
+    for (uint32_t token = 0; token < b.tokens; token++) {
+        b.ids[2 * token] = token < tokens ? 0 : 1;
+        b.ids[2 * token + 1] = token < tokens ? 2 : 3;
+    }
+    batch_expect(&b, &h);
+}
+
 /* One frame a node: tokens of one node are there while another still holds its rows. */
 Test(on_tokens, decode_tells_as_replies_land)
 {
     HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .experts = 4);
     fake_node_set_fault(h.nodes[1], FAKE_HANG, EP_OK, 0);
     open_batch(30, EP_MOE_DECODE);
-    for (uint32_t token = 0; token < 30; token++) { /* expert e is on node e % 2 */
-        b.ids[2 * token] = token < 20 ? 0 : 1;
-        b.ids[2 * token + 1] = token < 20 ? 2 : 3;
-    }
-    batch_expect(&b, &h);
+    first_on_node_0(20);
     ASSERT_OK(ep_moe_forward_async(h.client, &b.args, &b.out_tensor, on_done, &t, &call, &error),
               error);
     sem_wait(&t.more);
@@ -276,6 +284,36 @@ Test(on_tokens, a_cancel_in_it_ends_every_form_behind_that_range)
         cr_expect(rows_equal(&b, 0, t.tokens));
         batch_free(&b);
     }
+}
+
+/* The other node's rows, the last ones, lie in the inbox by then. */
+static void cancel_before_waiting_rows(void *arg, ep_call *own_call, uint32_t first, uint32_t count)
+{
+    bool has_answer = false;
+    on_tokens(arg, own_call, first, count);
+    if (first == 0) {
+        fake_node_release(h.nodes[1]);
+        while (!has_answer) {
+            sched_yield();
+            pthread_mutex_lock(&own_call->lock);
+            has_answer = own_call->inbox_head != NULL;
+            pthread_mutex_unlock(&own_call->lock);
+        }
+        t.is_cancelled = true;
+        ep_call_cancel(own_call);
+    }
+}
+
+Test(on_tokens, a_cancel_in_it_comes_before_rows_that_wait)
+{
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .experts = 4);
+    fake_node_set_fault(h.nodes[1], FAKE_HANG, EP_OK, 0);
+    open_batch(30, EP_MOE_DECODE);
+    first_on_node_0(20);
+    b.args.on_tokens = cancel_before_waiting_rows;
+    cr_expect_eq(run(0), EP_ERR_CANCELLED);
+    cr_expect_eq(t.tokens, 20u);
+    cr_expect_eq(result.tokens_delivered, 20u);
 }
 
 Test(on_tokens, a_cancel_in_the_last_range_comes_too_late)
