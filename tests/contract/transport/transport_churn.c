@@ -341,7 +341,9 @@ static void churn(const char *scheme, unsigned cycles, uint64_t seed)
 
 int main(int argc, char **argv)
 {
-    unsigned cycles = argc > 1 ? (unsigned)atoi(argv[1]) : 300;
+    unsigned cycles = argc > 1                         ? (unsigned)atoi(argv[1])
+                      : getenv("EP_TEST_LONG") != NULL ? 1000
+                                                       : 150;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     printf("seed %lu cycles %u threads %d\n", seed, cycles, THREADS);
     fflush(stdout);
