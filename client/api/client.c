@@ -77,6 +77,7 @@ static ep_err start_client(ep_client *client, ep_error *out_error)
                                     .window_bytes_max = config->buffer_bytes_max / 8,
                                     .window_tokens = config->prefill_window_tokens};
     client->window_bytes_max = config->buffer_bytes_max / 4 * 3;
+    ep_host_boot_id(client->host);
     return ep_cluster_create(&cluster, &client->cluster, out_error);
 }
 

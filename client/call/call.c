@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/cpu_features.h"
+#include "call/call_hosts.h"
 #include "call/call_steps.h"
 #include "transport/transport.h"
 
@@ -362,13 +363,12 @@ static void begin_run(ep_call *call, uint64_t begin_ns)
     if (spec->batch.nan_policy != EP_NAN_PASS) { /* else x is read once only, when it is packed */
         count_nonfinite(call);
     }
-    /* Nodes pass rows on to whom the coordinator has named to them; a table made here knows of
-     * none. */
-    bool is_by_host = spec->comm_alg == EP_MOE_COMM_HIERARCHY && table->epoch.term != 0;
+    ep_call_begin_hosts(call);
     call->result = (ep_moe_result){
         .struct_bytes = sizeof(call->result),
         .mode = call->flow.prefill ? EP_MOE_PREFILL : EP_MOE_DECODE,
-        .comm_alg = is_by_host ? EP_MOE_COMM_HIERARCHY : EP_MOE_COMM_FULLMESH,
+        .comm_alg =
+            call->comm_alg == EP_MOE_COMM_HIERARCHY ? EP_MOE_COMM_HIERARCHY : EP_MOE_COMM_FULLMESH,
         .combine_at = spec->batch.node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS};
     ep_error_clear(&call->result.error);
     call->pack_ns = 0;

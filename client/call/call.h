@@ -25,6 +25,7 @@
 #include "call/client_core.h"
 #include "cluster/call_timing.h"
 #include "common/args.h"
+#include "moe/host_choice.h"
 
 struct ep_stream_call;
 
@@ -42,6 +43,15 @@ typedef struct ep_call_window {
     size_t slots_used; /* of its part of call->window_slots */
 } ep_call_window;
 
+/* A host in this run, at the node that stands for it. */
+typedef struct ep_call_host {
+    bool by_host;
+    uint8_t ways;      /* a bit for each ep_way that its frames took */
+    uint64_t bytes;    /* sent and received */
+    uint64_t first_ns; /* sent */
+    uint64_t last_ns;  /* received */
+} ep_call_host;
+
 typedef enum ep_call_form { EP_FORM_BLOCKING, EP_FORM_CALLBACK, EP_FORM_PREPARED } ep_call_form;
 
 /* The I/O side of a parcel; same index. */
@@ -58,6 +68,8 @@ typedef struct ep_call_frame {
     bool is_relayed;         /* slots of other nodes of the peer's host are in it */
     bool given_up;           /* cancelled by us, because its node is silent */
     uint32_t rows_count;     /* of x: with node_sum also of the reply */
+    uint32_t host;           /* node that stands for its node's host */
+    uint64_t bytes;          /* sent */
     uint64_t sent_ns;
     float slowness;       /* of its node when it was sent */
     ep_answer_norm *norm; /* of the client: what its answer is compared with */
@@ -141,7 +153,13 @@ struct ep_call {
     uint32_t served_capacity;
     ep_plan_slot *host_slots; /* scratch for the largest chunk, with comm_alg hierarchy */
     size_t host_slots_bytes;
-    bool is_by_host; /* the plan's chunks are for hosts */
+    bool is_by_host;          /* the plan's chunks are for hosts */
+    ep_moe_comm comm_alg;     /* of this run; not DEFAULT */
+    ep_call_host *hosts;      /* [nodes] */
+    ep_host_load *host_loads; /* [nodes] of the newest window; with AUTO */
+    uint32_t *host_scratch;   /* [2 * nodes] */
+    bool knows_hosts; /* hosts has all of this run: one table, with nodes that share a host */
+    bool chose_hosts; /* by_host of hosts is set, for this table */
     float *combine_scratch;
     size_t combine_scratch_bytes;
     uint8_t *out_scratch; /* ep_call_is_aside: the result, until it is whole */

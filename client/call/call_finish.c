@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/path_count.h"
+#include "call/call_hosts.h"
 #include "call/call_steps.h"
 
 static size_t out_row_bytes(const ep_batch *batch)
@@ -405,5 +406,6 @@ void ep_call_end_run(ep_call *call, uint64_t now_ns)
     snprintf(result->numerics, sizeof(result->numerics), "%s",
              call->at.view->pins[call->at.model_index]);
     ep_call_trace_end(call, call->state.code);
+    ep_call_learn_hosts(call);
     ep_call_drop_view(call);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm_alg = HIERARCHY: a window's first frames go one to a host; whatever is sent again goes
- * straight to its owner. For the call's busy thread. */
+/* comm_alg = HIERARCHY and AUTO: a window's first frames go one to a host; whatever is sent again
+ * goes straight to its owner. What hosts took is kept with the link of the node that stands for
+ * each (cluster/way_speed.h), whatever comm_alg the call had. For the call's busy thread. */
 #ifndef EP_CLIENT_CALL_HOSTS_H
 #define EP_CLIENT_CALL_HOSTS_H
 
@@ -16,13 +17,25 @@ typedef struct ep_call_relay {
     Expertd__V1__RelayPart *list[EP_RELAY_PARTS_MAX];
 } ep_call_relay;
 
-/* After copies were chosen: fills call->grouped, by which a plan for hosts is built, and makes
- * room_bytes what all of a group take. */
+/* Before the first window: what comm_alg comes to with this table. */
+void ep_call_begin_hosts(ep_call *call);
+/* After copies were chosen for tokens [token_begin, token_end): which hosts get rows once; false:
+ * none. */
+bool ep_call_choose_hosts(ep_call *call, uint32_t token_begin, uint32_t token_end);
+/* After that: fills call->grouped, by which a plan for hosts is built, and makes room_bytes what
+ * all of a group take. */
 void ep_call_group_hosts(ep_call *call);
 /* Gives a chunk of such a plan to one of its owners. */
 void ep_call_split_chunk(ep_call *call, uint32_t chunk, ep_call_relay *out_relay);
 /* Adds the parts to the chunk's header; they live as long as relay. */
 void ep_call_fill_relay(const ep_call *call, ep_call_relay *relay,
                         Expertd__V1__ForwardRequest *header);
+
+/* A frame was sent, its rows are here, it failed. */
+void ep_call_note_sent(ep_call *call, const ep_call_frame *frame);
+void ep_call_note_answer(ep_call *call, const ep_call_frame *frame, uint64_t now_ns);
+void ep_call_note_refusal(ep_call *call, const ep_call_frame *frame, uint64_t now_ns);
+/* At the end of a run, while it has its table. */
+void ep_call_learn_hosts(ep_call *call);
 
 #endif

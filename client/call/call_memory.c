@@ -51,6 +51,9 @@ void ep_call_free(ep_call *call)
     free(call->usable);
     free(call->slowness);
     free(call->room_bytes);
+    free(call->hosts);
+    free(call->host_loads);
+    free(call->host_scratch);
     free(call->served);
     free(call->combine_scratch);
     free(call->out_scratch);
@@ -118,7 +121,8 @@ ep_err ep_call_reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_
     size_t out_bytes = ep_call_is_aside(call, flow) ? (size_t)batch->tokens * batch->hidden *
                                                           ep_dtype_bytes(batch->out_dtype)
                                                     : 0;
-    size_t host_bytes = call->spec.comm_alg == EP_MOE_COMM_HIERARCHY
+    const ep_moe_comm comm_alg = call->spec.comm_alg;
+    size_t host_bytes = comm_alg == EP_MOE_COMM_HIERARCHY || comm_alg == EP_MOE_COMM_AUTO
                             ? flow->window_tokens * per_token * sizeof(*call->host_slots)
                             : 0;
     if (batch->form == EP_RESULT_UNCOMBINED) {
@@ -168,7 +172,14 @@ static ep_err reserve_layer(ep_call *call, const ep_view_layer *at)
         call->room_bytes = room_bytes != NULL ? room_bytes : call->room_bytes;
         float *slowness = realloc(call->slowness, 2 * (size_t)nodes * sizeof(*slowness));
         call->slowness = slowness != NULL ? slowness : call->slowness;
-        if (usable == NULL || room_bytes == NULL || slowness == NULL) {
+        ep_call_host *hosts = realloc(call->hosts, nodes * sizeof(*hosts));
+        call->hosts = hosts != NULL ? hosts : call->hosts;
+        ep_host_load *host_loads = realloc(call->host_loads, nodes * sizeof(*host_loads));
+        call->host_loads = host_loads != NULL ? host_loads : call->host_loads;
+        uint32_t *host_scratch = realloc(call->host_scratch, 2 * (size_t)nodes * sizeof(uint32_t));
+        call->host_scratch = host_scratch != NULL ? host_scratch : call->host_scratch;
+        if (usable == NULL || room_bytes == NULL || slowness == NULL || hosts == NULL ||
+            host_loads == NULL || host_scratch == NULL) {
             return EP_ERR_NO_MEMORY;
         }
         call->nodes_capacity = nodes;
@@ -296,6 +307,8 @@ ep_err ep_call_use_view(ep_call *call, const ep_view_layer *at)
     ep_view_ref(at->view);
     ep_view_unref(call->at.view);
     call->at = *at;
+    call->knows_hosts = false; /* places in hosts are those of another table */
+    call->chose_hosts = false;
     call->slots_per_token = ep_batch_slots_per_token(&call->spec.batch, &at->layer->shape);
     call->norm = &call->client->norms[call->class_index][at->model_index % EP_CLIENT_NORMS];
     return EP_OK;

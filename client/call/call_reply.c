@@ -8,7 +8,9 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "call/call_hosts.h"
 #include "call/call_steps.h"
+#include "cluster/silence.h"
 #include "expert.pb-c.h"
 #include "moe/node_sum.h"
 #include "wire/reply_layout.h"
@@ -131,6 +133,17 @@ static uint32_t failed_node(const ep_call *call, const ep_call_frame *frame, con
     return node_of(call, frame->link->peer);
 }
 
+/* A node that did not pass rows on, at once: it may not have heard of their owner yet, of whom
+ * nothing is known. Later it is the owner that says nothing. */
+static bool is_owner_unasked(const ep_call *call, const ep_call_frame *frame, const ep_error *error,
+                             uint32_t node)
+{
+    ep_peer *const owner = call->at.view->peers[node];
+    return frame->is_relayed && error->code == EP_ERR_UNAVAILABLE && owner != frame->link->peer &&
+           ep_peer_link_is_ready(&owner->links[call->class_index]) &&
+           ep_clock_now_ns() < frame->sent_ns + EP_SILENCE_PING_NS;
+}
+
 void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error)
 {
     if (frame->link == NULL) {
@@ -143,7 +156,8 @@ void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error)
     }
     const bool has_no_room = error->code == EP_ERR_RESOURCE_EXHAUSTED &&
                              !ep_call_state_is_too_late(&call->state, ep_clock_now_ns(), error);
-    if (node == UINT32_MAX || has_no_room || mark_named(call, frame, error, node)) {
+    if (node == UINT32_MAX || has_no_room || mark_named(call, frame, error, node) ||
+        is_owner_unasked(call, frame, error, node)) {
         return;
     }
     if (ep_peer_link_lost_only_shm(frame->link, frame->channel)) {
@@ -221,6 +235,7 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
     }
     if (live && frame->ok) {
         place_rows(call, frame);
+        ep_call_note_answer(call, frame, now_ns);
         if (call->spec.want_timing) {
             count_times(call, frame);
         }
@@ -228,6 +243,7 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
             ep_call_combine_ready(call, frame);
         }
     } else if (live) {
+        ep_call_note_refusal(call, frame, now_ns);
         ep_call_mark_frame(call, frame, &frame->error);
     }
     ep_call_state_step(&call->state, now_ns, &event, actions);

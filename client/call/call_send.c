@@ -266,11 +266,13 @@ static ep_err send_frame(ep_call *call, ep_call_frame *frame, uint32_t chunk_ind
     if (relay.count > 0) {
         ep_call_fill_relay(call, &relay, &header);
     }
-    uint64_t bytes = tensors->bytes + EP_FRAME_FIXED_BYTES;
+    frame->host = call->at.view->groups[chunk->node];
+    frame->bytes = tensors->bytes + EP_FRAME_FIXED_BYTES;
     err = start_request(call, frame, &header, tensors, out_error);
     ep_buffer_unref(tensors);
     if (err == EP_OK) {
-        count_sent(call, frame->link->peer, bytes, reason);
+        count_sent(call, frame->link->peer, frame->bytes, reason);
+        ep_call_note_sent(call, frame);
     }
     return err;
 }
@@ -335,7 +337,7 @@ ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_en
 {
     ep_plan_cut cut = call->flow.cut;
     cut.room_bytes = call->room_bytes;
-    call->is_by_host = call->result.comm_alg == EP_MOE_COMM_HIERARCHY && numbers == NULL;
+    call->is_by_host = numbers == NULL && ep_call_choose_hosts(call, token_begin, token_end);
     if (call->is_by_host) {
         ep_call_group_hosts(call);
     }

@@ -9,6 +9,7 @@
 #ifndef EP_CLIENT_CLIENT_CORE_H
 #define EP_CLIENT_CLIENT_CORE_H
 
+#include "base/host.h"
 #include "call/call_registry.h"
 #include "call/call_workers.h"
 #include "cluster/cluster.h"
@@ -51,6 +52,7 @@ struct ep_client {
     uint64_t sequence;     /* atomic: calls begun, spreads them over copies */
     uint64_t window_bytes; /* atomic: reply rows that windows under way expect */
     uint64_t window_bytes_max;
+    char host[EP_HOST_BYTES]; /* ours; "" not known */
 };
 
 #define EP_HEDGE_PERMILLE_DEFAULT 30

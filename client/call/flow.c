@@ -22,6 +22,7 @@ static void count_bytes(const ep_batch *batch, ep_flow *flow)
                          .slot_bytes = sizeof(ep_wire_slot) + (has_slot_scale ? sizeof(float) : 0) +
                                        (batch->node_sum ? sizeof(uint16_t) : 0),
                          .reply_slot_bytes = flow->reply_row_bytes};
+    flow->row_bytes = cut->row_bytes;
     if (batch->node_sum) { /* the reply has a row for each row: the larger one counts */
         cut->row_bytes =
             cut->row_bytes > cut->reply_slot_bytes ? cut->row_bytes : cut->reply_slot_bytes;

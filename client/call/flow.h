@@ -51,6 +51,7 @@ typedef struct ep_flow {
     uint32_t first_tokens;  /* of the first window, 1..window_tokens */
     uint32_t windows_count; /* >= 1 */
     size_t frame_bytes;     /* a frame, request or reply, stays at or below it */
+    uint64_t row_bytes;     /* of a request */
     ep_plan_cut cut;        /* how the plan counts bytes; room_bytes is the caller's to set */
     uint64_t reply_row_bytes;
     uint64_t one_slot_bytes; /* of a frame or its reply, with a single slot: the larger one */

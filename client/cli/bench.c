@@ -132,6 +132,11 @@ static void count_call(ep_cli_bench_result *sums, const ep_moe_result *result)
     sums->queue_us += result->queue_us;
     sums->compute_us += result->compute_us;
     sums->combine_us += result->combine_us;
+    sums->hierarchy_calls += result->comm_alg == EP_MOE_COMM_HIERARCHY;
+    sums->estimated_calls += result->fullmesh_us > 0;
+    sums->fullmesh_estimate_us += result->fullmesh_us;
+    sums->hierarchy_estimate_us += result->hierarchy_us;
+    sums->comm_whys[result->comm_why]++;
 }
 
 /* Waits until all threads are warm; the time at which to end. */
@@ -241,6 +246,13 @@ static ep_err collect(const bench_thread *threads, uint32_t count, ep_cli_bench_
         result->queue_us += part->queue_us;
         result->compute_us += part->compute_us;
         result->combine_us += part->combine_us;
+        result->hierarchy_calls += part->hierarchy_calls;
+        result->estimated_calls += part->estimated_calls;
+        result->fullmesh_estimate_us += part->fullmesh_estimate_us;
+        result->hierarchy_estimate_us += part->hierarchy_estimate_us;
+        for (size_t why = 0; why < EP_ARRAY_COUNT(part->comm_whys); why++) {
+            result->comm_whys[why] += part->comm_whys[why];
+        }
         ep_latency_merge(&result->latency, &part->latency);
     }
     return EP_OK;

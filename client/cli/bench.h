@@ -44,6 +44,12 @@ typedef struct ep_cli_bench_result {
     uint64_t queue_us;
     uint64_t compute_us;
     uint64_t combine_us;
+    /* with comm_alg auto */
+    uint64_t hierarchy_calls;
+    uint64_t estimated_calls; /* with estimates; their sums */
+    uint64_t fullmesh_estimate_us;
+    uint64_t hierarchy_estimate_us;
+    uint64_t comm_whys[EP_MOE_COMM_WHY_MEASURED + 1];
     ep_latency latency;
 } ep_cli_bench_result;
 

@@ -37,9 +37,9 @@ static const ep_cli_option rows[] = {
     {"mode", 0, "auto|decode|prefill", "How rows travel (default: auto)", 2, .word = &wanted.mode},
     {"wire", 0, "bf16|f16|f32", "Type an expert's row is rounded to (default: bf16)", 2,
      .word = &wanted.wire_dtype, .numbers = ep_cli_dtype_numbers},
-    {"comm-alg", 0, "auto|fullmesh|hierarchy",
-     "Rows straight to each owner, or once per host (default: auto, which is fullmesh)", 2,
-     .word = &wanted.comm_alg},
+    {"comm-alg", 0, "default|fullmesh|hierarchy|auto",
+     "Rows straight to each owner, or once per host; auto: by measured times (default: fullmesh)",
+     2, .word = &wanted.comm_alg},
     {"combine-at", 0, "rows|node_sum", "Where rows are summed (default: rows, the exact sum)", 2,
      .word = &wanted.combine_at},
     {"seed", 0, "S", "Of the random batches (default: 1)", 2, .u64 = &wanted.seed,
@@ -95,6 +95,18 @@ static double calls_per_s(const ep_cli_bench_result *result)
     return result->elapsed_us > 0 ? (double)result->calls * 1e6 / (double)result->elapsed_us : 0.0;
 }
 
+/* as ep_moe_comm_why */
+static const struct {
+    const char *word;
+    const char *text;
+} comm_whys[] = {{"asked", "there is no coordinator"},
+                 {"alone", "no other host has two nodes with rows"},
+                 {"no_bytes", "hierarchy sends as many bytes"},
+                 {"refused", "a node refused to pass rows on"},
+                 {"learning", "few calls were measured yet"},
+                 {"tried", "the slower one, to measure it again"},
+                 {"measured", "by the estimates"}};
+
 /* ---- JSON ---- */
 
 static json_t *nodes_json(ep_client *client)
@@ -110,6 +122,22 @@ static json_t *nodes_json(ep_client *client)
                       (json_int_t)w.compute_us, "wait_max_us", (json_int_t)w.wait_max_us));
     }
     return nodes;
+}
+
+/* What comm_alg auto chose, and why. */
+static json_t *choice_json(const ep_cli_bench_result *result)
+{
+    json_t *whys = json_object();
+    for (size_t why = 0; why < EP_ARRAY_COUNT(comm_whys); why++) {
+        json_object_set_new(whys, comm_whys[why].word,
+                            json_integer((json_int_t)result->comm_whys[why]));
+    }
+    return json_pack(
+        "{s:I, s:I, s:I, s:I, s:o}", "hierarchy_calls", (json_int_t)result->hierarchy_calls,
+        "estimated_calls", (json_int_t)result->estimated_calls, "fullmesh_us",
+        (json_int_t)mean(result->fullmesh_estimate_us, result->estimated_calls), "hierarchy_us",
+        (json_int_t)mean(result->hierarchy_estimate_us, result->estimated_calls), "calls_by_reason",
+        whys);
 }
 
 static bool print_json(const ep_cli_bench_request *request, ep_cli_bench_result *result,
@@ -135,6 +163,9 @@ static bool print_json(const ep_cli_bench_request *request, ep_cli_bench_result 
     if (root != NULL) {
         json_object_set_new(root, "mean_of_a_call", stages);
         json_object_set_new(root, "nodes", nodes_json(client));
+        if (request->comm_alg == EP_MOE_COMM_AUTO) {
+            json_object_set_new(root, "comm_alg_auto", choice_json(result));
+        }
     }
     return ep_cli_json_print(root, out);
 }
@@ -198,6 +229,27 @@ static bool print_stages(const ep_cli_bench_result *result, FILE *out)
     return print_and_free(table, out);
 }
 
+static void print_choice(const ep_cli_bench_result *result, FILE *out)
+{
+    ep_cli_line(out, "comm-alg auto: hierarchy in %" PRIu64 " of %" PRIu64 " calls",
+                result->hierarchy_calls, result->calls);
+    if (result->estimated_calls > 0) {
+        ep_cli_line(out,
+                    "  estimates of a call: fullmesh %" PRIu64 " us, hierarchy %" PRIu64
+                    " us (mean of %" PRIu64 " calls)",
+                    mean(result->fullmesh_estimate_us, result->estimated_calls),
+                    mean(result->hierarchy_estimate_us, result->estimated_calls),
+                    result->estimated_calls);
+    }
+    for (size_t why = 0; why < EP_ARRAY_COUNT(comm_whys); why++) {
+        if (result->comm_whys[why] > 0) {
+            ep_cli_line(out, "  %" PRIu64 " calls: %s", result->comm_whys[why],
+                        comm_whys[why].text);
+        }
+    }
+    fputc('\n', out);
+}
+
 static bool print_waits(ep_client *client, FILE *out)
 {
     ep_client_node_waits w = {.struct_bytes = sizeof(w)};
@@ -225,8 +277,11 @@ static bool print_result(const ep_cli_bench_request *request, ep_cli_bench_resul
     if (format == EP_CLI_JSON) {
         return print_json(request, result, client, out);
     }
-    return print_whole(request, result, out) && fputc('\n', out) != EOF &&
-           print_stages(result, out) && fputc('\n', out) != EOF && print_waits(client, out);
+    bool good = print_whole(request, result, out) && fputc('\n', out) != EOF;
+    if (good && request->comm_alg == EP_MOE_COMM_AUTO) {
+        print_choice(result, out);
+    }
+    return good && print_stages(result, out) && fputc('\n', out) != EOF && print_waits(client, out);
 }
 
 /* ---- */
@@ -260,6 +315,8 @@ const ep_cli_command ep_cli_bench = {
            "No call can be faster than the compute of its slowest node: LIMIT says what share of "
            "the time that was. Wire, queue and compute are those of each call's slowest frame; the "
            "rest is other work, or frames that ran beside it.\n\n"
+           "With --comm-alg auto it also prints how many calls went by hierarchy and why, and what "
+           "either algorithm was expected to take.\n\n"
            "Examples:\n"
            "  expertctl bench --model demo --layer 0 --tokens 8 --threads 4\n"
            "  expertctl bench --model demo --layer 0 --tokens 1024 \\\n"

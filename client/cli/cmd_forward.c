@@ -108,7 +108,7 @@ static void check_options(struct argp_state *state)
     ep_cli_layer_require(state);
     check_input(state, options);
     ep_cli_gateway_check(state, options->gateway);
-    if (options->gateway && (ep_cli_layer_wanted.args.comm_alg != EP_MOE_COMM_AUTO ||
+    if (options->gateway && (ep_cli_layer_wanted.args.comm_alg != EP_MOE_COMM_DEFAULT ||
                              ep_cli_layer_wanted.args.combine_at != EP_MOE_COMBINE_ROWS)) {
         argp_error(state, "--comm-alg or --combine-at, allowed with --gateway: neither");
     }

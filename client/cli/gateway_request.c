@@ -66,7 +66,7 @@ static const char *not_carried(const ep_moe_args *args)
 {
     return args->dispatch_quant != EP_MOE_DISPATCH_PLAIN ? "dispatch_quant"
            : args->combine_quant != EP_MOE_COMBINE_PLAIN ? "combine_quant"
-           : args->comm_alg != EP_MOE_COMM_AUTO          ? "comm_alg"
+           : args->comm_alg != EP_MOE_COMM_DEFAULT       ? "comm_alg"
            : args->combine_at != EP_MOE_COMBINE_ROWS     ? "combine_at"
                                                          : NULL;
 }

@@ -17,6 +17,7 @@
 
 #include "cluster/answer_times.h"
 #include "cluster/call_timing.h"
+#include "cluster/way_speed.h"
 #include "moe/routing_table.h"
 #include "rpc/rpc.h"
 
@@ -44,6 +45,7 @@ typedef struct ep_peer_link {
     bool ready;            /* atomic: channel is */
     uint64_t suspected_ns; /* atomic: when it was found silent; 0 never, or it has spoken since */
     ep_answer_times times;
+    ep_ways ways;        /* where its node stands for its host */
     ep_rpc_channel *shm; /* atomic; NULL until the node offered it. Lives as long as channel */
     char shm_url[EP_URL_BYTES];
     bool shm_ready; /* atomic */

@@ -29,6 +29,9 @@ ep_err ep_view_create(ep_routing_table *taken_table, ep_view **out_view)
         ep_view_unref(view);
         return EP_ERR_NO_MEMORY;
     }
+    for (uint32_t n = 0; n < taken_table->nodes_count; n++) {
+        view->has_groups |= view->groups[n] != n;
+    }
     for (uint32_t m = 0; m < taken_table->models_count; m++) {
         view->pins[m] = "";
     }

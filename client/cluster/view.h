@@ -23,6 +23,7 @@ typedef struct ep_view {
     ep_routing_table *table;
     ep_peer **peers;  /* [nodes_count] */
     uint32_t *groups; /* [nodes_count] nodes of one host (moe/host_plan.h) */
+    bool has_groups;  /* of more than one node */
     /* [models_count][nodes_count] 1: serves the model with the pinned numerics id */
     uint8_t *allowed;
     /* [models_count] "" any, or none chosen yet: then no node is allowed. The texts live as long as

@@ -180,8 +180,8 @@ static ep_err check_choices(const ep_moe_args *args, ep_error *out_error)
          "0 (combined), 1 (partial), 2 (uncombined)"},
         {"shared_source", (unsigned)args->shared_source, EP_MOE_SHARED_NONE,
          "0 (service), 1 (caller), 2 (none)"},
-        {"comm_alg", (unsigned)args->comm_alg, EP_MOE_COMM_HIERARCHY,
-         "0 (auto), 1 (fullmesh), 2 (hierarchy)"},
+        {"comm_alg", (unsigned)args->comm_alg, EP_MOE_COMM_AUTO,
+         "0 (default), 1 (fullmesh), 2 (hierarchy), 3 (auto)"},
         {"combine_at", (unsigned)args->combine_at, EP_MOE_COMBINE_NODE_SUM,
          "0 (rows), 1 (node_sum)"},
         {"weight_on", (unsigned)args->weight_on, EP_MOE_WEIGHT_ON_INPUT, "0 (output) or 1 (input)"},
@@ -384,8 +384,8 @@ static ep_err fill_smooth(const ep_moe_args *args, const ep_layer_shape *shape, 
     }
     /* Each slot brings a row of its own then: there is no row that a node could share. */
     if (args->combine_at == EP_MOE_COMBINE_NODE_SUM) {
-        return BAD("smooth_scales are given with combine_at 1 (node_sum): allowed with comm_alg 0 "
-                   "(auto), 1 (fullmesh) and combine_at 0 (rows)");
+        return BAD("smooth_scales are given with combine_at 1 (node_sum): allowed with combine_at "
+                   "0 (rows) and any comm_alg but 2 (hierarchy)");
     }
     ep_err err = ep_tensor_check("smooth_scales", smooth, 2, f32_types, out_error);
     if (err != EP_OK) {

@@ -23,7 +23,7 @@ ENUMS = {
     "EP_MOE_SHARED_": {"service": 0, "caller": 1, "none": 2},
     "EP_MOE_NAN_": {"pass": 0, "reject": 1, "zero": 2, "mean": 3},
     "EP_MOE_CONST_": {"kernel": 0, "linear": 1},
-    "EP_MOE_COMM_": {"auto": 0, "fullmesh": 1, "hierarchy": 2},
+    "EP_MOE_COMM_": {"default": 0, "fullmesh": 1, "hierarchy": 2, "auto": 3},
     "EP_MOE_COMBINE_AT": {"rows": 0, "node_sum": 1},
     "EP_MOE_DISPATCH_": {"plain": 0, "int8": 2, "fp8": 3},
     "EP_MOE_COMBINE_QUANT": {"plain": 0, "int8": 2},
@@ -101,7 +101,8 @@ class MoeResult(Structure):
         ("total_us", c_uint64), ("epoch_term", c_uint64), ("epoch_number", c_uint64), ("bytes_sent", c_uint64),
         ("bytes_received", c_uint64), ("numerics", c_char * 96), ("error", CError), ("hedged_frames", c_uint32),
         ("pack_us", c_uint64), ("wire_us", c_uint64), ("queue_us", c_uint64), ("compute_us", c_uint64),
-        ("combine_us", c_uint64), ("comm_alg", c_int), ("combine_at", c_int), ("tokens_delivered", c_uint32)
+        ("combine_us", c_uint64), ("comm_alg", c_int), ("combine_at", c_int), ("tokens_delivered", c_uint32),
+        ("comm_why", c_int), ("fullmesh_us", c_uint64), ("hierarchy_us", c_uint64)
     ]
 
 

@@ -682,7 +682,7 @@ class Client:
                     const_alpha2, const_v [const_experts,H], smooth_scales [shared + E,H]
           words     result="combined|partial|uncombined", weight_on="output|input",
                     shared_source="service|caller|none", nan_policy="pass|reject|zero|mean",
-                    const_rule="kernel|linear", mode="auto|decode|prefill", comm_alg="auto|fullmesh|hierarchy",
+                    const_rule="kernel|linear", mode="auto|decode|prefill", comm_alg="default|fullmesh|hierarchy|auto",
                     combine_at="rows|node_sum", dispatch_quant="plain|int8|fp8", combine_quant="plain|int8",
                     wire_dtype="bf16|f16|f32"
           others    zero_experts, copy_experts, const_experts, step_group, step_group_size, x_abs_max,

@@ -166,13 +166,28 @@ typedef enum ep_moe_const_rule {
     EP_MOE_CONST_KERNEL = 0,
     EP_MOE_CONST_LINEAR = 1
 } ep_moe_const_rule;
-/* How rows reach the nodes of one host: straight to each owner, or once per host and forwarded
- * inside. */
+/*
+ * How rows reach the nodes of one host: straight to each owner, or once per host and forwarded
+ * inside. AUTO takes, for each host and call, the way that calls were measured to be quicker by.
+ * With combine_at ROWS both have the same bits; with NODE_SUM they have not, so calls with AUTO may
+ * differ by a rounding. Hence DEFAULT is FULLMESH.
+ */
 typedef enum ep_moe_comm {
-    EP_MOE_COMM_AUTO = 0,
+    EP_MOE_COMM_DEFAULT = 0,
     EP_MOE_COMM_FULLMESH = 1,
-    EP_MOE_COMM_HIERARCHY = 2
+    EP_MOE_COMM_HIERARCHY = 2,
+    EP_MOE_COMM_AUTO = 3
 } ep_moe_comm;
+/* Why AUTO took what it took, of the host that gets the most bytes. */
+typedef enum ep_moe_comm_why {
+    EP_MOE_COMM_WHY_ASKED = 0,    /* it was not AUTO, or there is no coordinator */
+    EP_MOE_COMM_WHY_ALONE = 1,    /* no other host has two nodes with rows */
+    EP_MOE_COMM_WHY_NO_BYTES = 2, /* hierarchy sends as many bytes */
+    EP_MOE_COMM_WHY_REFUSED = 3,  /* a node has just refused to pass rows on */
+    EP_MOE_COMM_WHY_LEARNING = 4, /* too few calls were measured: one in seven tries hierarchy */
+    EP_MOE_COMM_WHY_TRIED = 5,    /* the slower one, once in a while, to measure it again */
+    EP_MOE_COMM_WHY_MEASURED = 6  /* by fullmesh_us and hierarchy_us */
+} ep_moe_comm_why;
 /* Where the weighted sum is made: here from one row per slot (canonical), or per node first (fewer
  * reply bytes, one more rounding). */
 typedef enum ep_moe_combine_at {
@@ -306,9 +321,13 @@ typedef struct ep_moe_result {
     uint64_t queue_us;
     uint64_t compute_us;
     uint64_t combine_us;
-    ep_moe_comm comm_alg;         /* used: fullmesh or hierarchy (only with a coordinator) */
+    /* used: fullmesh, or hierarchy for some host (only with a coordinator) */
+    ep_moe_comm comm_alg;
     ep_moe_combine_at combine_at; /* used: node_sum rounds once more and is not the canonical sum */
     uint32_t tokens_delivered; /* the first ones, which on_tokens was told of; after an error too */
+    ep_moe_comm_why comm_why;
+    uint64_t fullmesh_us; /* with AUTO: what it would take; 0 not known, as the next */
+    uint64_t hierarchy_us;
 } ep_moe_result;
 
 /*

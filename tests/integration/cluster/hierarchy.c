@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "call/call.h"
 #include "ref_checkpoint.h"
 #include "reference_layer.h"
 #include "support/cluster.h"
@@ -25,6 +26,8 @@ enum {
     NODES = 5,
     CALLS = 3,
     TRIES_MAX = 40,
+    AUTO_CALLS_MAX = 3000,
+    STARTS_MAX = 5,
     MADE_UP = 40
 };
 
@@ -107,7 +110,8 @@ static ep_moe_result call(ep_client *client, const wish *w, uint16_t *out)
     args.combine_at = w->combine_at;
     ep_err err = ep_moe_forward(client, &args, &y, &result);
     EP_TEST_CHECK(err == EP_OK, "%s", result.error.text);
-    EP_TEST_CHECK(result.combine_at == w->combine_at && result.comm_alg == w->comm_alg,
+    EP_TEST_CHECK(result.combine_at == w->combine_at &&
+                      (result.comm_alg == w->comm_alg || w->comm_alg == EP_MOE_COMM_AUTO),
                   "the result says %d, %d", (int)result.combine_at, (int)result.comm_alg);
     return result;
 }
@@ -190,6 +194,52 @@ static void connect_all(ep_client *client)
     }
 }
 
+/*
+ * Which way auto takes is a matter of times. But it tries both, for each host: rows are the
+ * oracle's in any case, and sums those of one of the ways that there are.
+ */
+static void expect_auto(ep_client *client, ep_moe_mode mode, ep_moe_combine_at combine_at)
+{
+    static uint16_t wanted[4][TOKENS_MAX * HIDDEN];
+    static uint16_t got[TOKENS_MAX * HIDDEN];
+    const wish w = {.mode = mode,
+                    .comm_alg = EP_MOE_COMM_AUTO,
+                    .combine_at = combine_at,
+                    .tokens = mode == EP_MOE_PREFILL ? TOKENS_MAX : 24};
+    const bool sums = combine_at == EP_MOE_COMBINE_NODE_SUM;
+    uint32_t straight = 0, by_host = 0, measured = 0;
+    for (uint32_t ways = 0; ways < 4; ways++) { /* a bit for each host */
+        size_t owner_of[EXPERTS];
+        for (uint32_t e = 0; e < EXPERTS; e++) {
+            owner_of[e] = (ways >> host_of[e] & 1) != 0 ? NODES + host_of[e] : node_of[e];
+        }
+        expected(w.tokens, sums ? owner_of : NULL, wanted[ways]);
+    }
+    for (uint32_t i = 0; by_host == 0 || measured == 0; i++) {
+        const ep_moe_result result = call(client, &w, got);
+        const bool is_by_host = result.comm_alg == EP_MOE_COMM_HIERARCHY;
+        EP_TEST_CHECK(i < AUTO_CALLS_MAX, "of %u calls %u went straight, %u by host, %u by times",
+                      i, straight, by_host, measured);
+        if (result.rerouted_frames != 0) {
+            continue; /* straight to owners then */
+        }
+        straight += !is_by_host;
+        by_host += is_by_host;
+        measured += result.comm_why == EP_MOE_COMM_WHY_MEASURED;
+        EP_TEST_CHECK(result.comm_why != EP_MOE_COMM_WHY_MEASURED ||
+                          (result.fullmesh_us > 0 && result.hierarchy_us > 0),
+                      "measured, but no estimate");
+        bool is_one = false;
+        for (uint32_t ways = is_by_host ? 1 : 0; ways < (is_by_host ? 4 : 1); ways++) {
+            is_one |= memcmp(got, wanted[ways], (size_t)w.tokens * HIDDEN * 2) == 0;
+        }
+        EP_TEST_CHECK(is_one, "auto, %s, %s: not the oracle's", is_by_host ? "by host" : "straight",
+                      sums ? "sums" : "rows");
+    }
+    /* the first calls of this client with sums */
+    EP_TEST_CHECK(straight > 0 || !sums, "by host before anything was measured");
+}
+
 static void expect_results(ep_test_cluster *cluster, void (*change)(ep_client_config *config))
 {
     ep_client *client = ep_test_cluster_client(cluster, change);
@@ -200,6 +250,13 @@ static void expect_results(ep_test_cluster *cluster, void (*change)(ep_client_co
                   .combine_at = i & 4 ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS,
                   .tokens = i & 1 ? TOKENS_MAX : 24};
         expect_result(client, &w);
+    }
+    ep_client_destroy(client);
+    client = ep_test_cluster_client(cluster, change); /* without figures */
+    connect_all(client);
+    for (int i = 0; i < 4; i++) {
+        expect_auto(client, i & 1 ? EP_MOE_PREFILL : EP_MOE_DECODE,
+                    i & 2 ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS);
     }
     ep_client_destroy(client);
 }
@@ -281,6 +338,52 @@ static void expect_unlisted(ep_test_cluster *cluster)
     ep_client_destroy(client);
 }
 
+/*
+ * Until their next heartbeat nodes do not know all their neighbours, and refuse to pass rows on.
+ * That is nothing against the owners of these rows: they are asked at once, without a back-off,
+ * though they have the only copies. True: a refusal came before they all knew.
+ */
+static bool expect_no_back_off(const ep_test_cluster_options *options)
+{
+    static uint16_t out[24 * HIDDEN];
+    ep_test_cluster cluster;
+    ep_moe_args args;
+    ep_call *prepared;
+    ep_error error;
+    uint32_t refused = 0;
+    const ep_tensor y = ep_tensor_2d(out, EP_DTYPE_BF16, 24, HIDDEN);
+    ep_test_cluster_start(&cluster, options);
+    ep_client *client = ep_test_cluster_client(&cluster, NULL);
+    ep_moe_args_init(&args);
+    args.model = "demo";
+    args.x = ep_tensor_2d(x, EP_DTYPE_BF16, 24, HIDDEN);
+    args.expert_ids = ep_tensor_2d(ids, EP_DTYPE_I32, 24, TOP_K);
+    args.expert_scales = ep_tensor_2d(scales, EP_DTYPE_F32, 24, TOP_K);
+    args.mode = EP_MOE_DECODE;
+    args.comm_alg = EP_MOE_COMM_FULLMESH; /* until all are connected */
+    for (uint32_t nodes = 0; nodes < NODES;) {
+        ep_moe_result result = {.struct_bytes = sizeof(result)};
+        EP_TEST_CHECK(ep_moe_forward(client, &args, &y, &result) == EP_OK, "%s", result.error.text);
+        nodes = result.rerouted_frames == 0 ? result.nodes : 0;
+    }
+    args.comm_alg = EP_MOE_COMM_HIERARCHY;
+    EP_TEST_CHECK(ep_call_create(client, &args, &y, &prepared, &error) == EP_OK, "%s", error.text);
+    for (uint32_t good = 0; good < NODES;) {
+        ep_moe_result result = {.struct_bytes = sizeof(result)};
+        EP_TEST_CHECK(ep_call_begin(prepared, 24, &error) == EP_OK &&
+                          ep_call_finish(prepared, &result) == EP_OK,
+                      "%s%s", error.text, result.error.text);
+        EP_TEST_CHECK(prepared->state.backoff_us == EP_CALL_BACKOFF_MIN_US,
+                      "rows waited, though nothing was known against their owners");
+        refused += result.rerouted_frames;
+        good = result.rerouted_frames == 0 ? good + 1 : 0;
+    }
+    ep_call_destroy(prepared);
+    ep_client_destroy(client);
+    ep_test_cluster_stop(&cluster);
+    return refused > 0;
+}
+
 int main(void)
 {
     char model_path[EP_TEST_PATH_BYTES];
@@ -295,11 +398,12 @@ int main(void)
     ref_layer_load(&checkpoint, 0, &layer);
     make_batch();
     const ep_test_model model = {"demo", model_path};
-    ep_test_cluster_start(&cluster, &(ep_test_cluster_options){.nodes_count = NODES,
-                                                               .models = &model,
-                                                               .models_count = 1,
-                                                               .expert_map = map,
-                                                               .hosts = hosts});
+    ep_test_cluster_options options = {.nodes_count = NODES,
+                                       .models = &model,
+                                       .models_count = 1,
+                                       .expert_map = map,
+                                       .hosts = hosts};
+    ep_test_cluster_start(&cluster, &options);
     expect_results(&cluster, NULL);
     expect_results(&cluster, make_narrow);
     expect_unlisted(&cluster);
@@ -312,6 +416,12 @@ int main(void)
                    "are both for node node0");
     ep_test_cluster_expect_alive(&cluster);
     ep_test_cluster_stop(&cluster);
+    /* between a heartbeat and the next all are connected and a call is made */
+    options.heartbeat_ms = 300;
+    for (uint32_t tries = 1; !expect_no_back_off(&options); tries++) {
+        EP_TEST_CHECK(tries < STARTS_MAX, "no node refused to pass rows on in %u starts", tries);
+        options.heartbeat_ms *= 2;
+    }
     ref_layer_free(&layer);
     ref_checkpoint_close(&checkpoint);
     ep_test_dir_remove(model_path);

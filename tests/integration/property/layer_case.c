@@ -152,7 +152,9 @@ static void hand_over_choices(layer_case *c, random_source *random)
                            : dtypes[b->wire_dtype];
     args->allow_duplicates = b->allow_duplicates;
     /* no hierarchy with them */
-    args->comm_alg = (ep_moe_comm)random_below(random, b->smooth != NULL ? 2 : 3);
+    static const ep_moe_comm algorithms[] = {EP_MOE_COMM_DEFAULT, EP_MOE_COMM_FULLMESH,
+                                             EP_MOE_COMM_AUTO, EP_MOE_COMM_HIERARCHY};
+    args->comm_alg = algorithms[random_below(random, b->smooth != NULL ? 3 : 4)];
     args->combine_at = c->node_sum ? EP_MOE_COMBINE_NODE_SUM : EP_MOE_COMBINE_ROWS;
     args->allow_missing = random_chance(random, 10);
     args->traceparent = random_chance(random, 10)
@@ -284,7 +286,7 @@ static void describe_ids(const layer_case *c, FILE *to)
 
 void case_describe(const layer_case *c, FILE *to)
 {
-    static const char *const algorithms[] = {"auto", "fullmesh", "hierarchy"};
+    static const char *const algorithms[] = {"default", "fullmesh", "hierarchy", "auto"};
     static const char *const forms[] = {"blocking", "callback", "prepared"};
     static const char *const results[] = {"combined", "partial", "uncombined"};
     static const char *const policies[] = {"pass", "reject", "zero", "mean"};

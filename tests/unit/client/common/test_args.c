@@ -139,8 +139,9 @@ Test(args, how_rows_reach_a_host)
     args.comm_alg = EP_MOE_COMM_HIERARCHY;
     ASSERT_OK(run(), error);
     cr_assert_eq(spec.comm_alg, EP_MOE_COMM_HIERARCHY);
-    args.comm_alg = (ep_moe_comm)3;
-    bad(EP_ERR_INVALID_ARGUMENT, "comm_alg 3: allowed 0 (auto), 1 (fullmesh), 2 (hierarchy)");
+    args.comm_alg = (ep_moe_comm)4;
+    bad(EP_ERR_INVALID_ARGUMENT,
+        "comm_alg 4: allowed 0 (default), 1 (fullmesh), 2 (hierarchy), 3 (auto)");
     args.comm_alg = EP_MOE_COMM_HIERARCHY;
     args.smooth_scales = ep_tensor_2d(smooth, EP_DTYPE_F32, E + 1, H);
     bad(EP_ERR_INVALID_ARGUMENT, "comm_alg hierarchy with smooth_scales: allowed fullmesh");

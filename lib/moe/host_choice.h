@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * comm_alg = AUTO: whether a call's rows go straight to the nodes of a host, or once to one of them
+ * that passes them on. Each host is decided by itself.
+ *
+ * Bytes that cross to a host, and back. rows(n): tokens with a slot at node n of the host; rows(h):
+ * tokens with a slot at any of them, for by host each row crosses once.
+ *
+ *   straight   sum of rows(n) * row + slots * slot,  back slots * reply row;  sums: sum of rows(n)
+ *   by host    rows(h) * row + slots * slot,         back slots * reply row;  sums: rows(h)
+ *
+ * Time       of either way: its round trip + bytes / its bytes per second. Both are measured, each
+ *            way by itself, over whole calls. So the extra hop of "by host", a second round trip
+ *            and rows that go over the host's inner links once more, is in its figures and is never
+ *            guessed, as are computing and other callers. A way without figures is tried now and
+ *            then.
+ * Source     the bytes: the two-level dispatch of Ascend's MoeDistributeDispatch with comm_alg
+ *            "hierarchy" (a row once per token and server, spread inside it). The time: R. Hockney,
+ *            The communication challenge for MPP, Parallel Computing 20 (1994), t = t0 + n / r.
+ * Bits       rows are the same either way. Sums (combine_at = NODE_SUM) are not: a frame sums the
+ *            slots that it carries. Who needs the same sums again does not let this choose.
+ * Pure.
+ */
+#ifndef EP_MOE_HOST_CHOICE_H
+#define EP_MOE_HOST_CHOICE_H
+
+#include "moe/batch.h"
+
+/* Of more tokens so many are counted, from all over. */
+#define EP_HOST_COUNTED_TOKENS 256u
+/* Calls of a way before its figures count, */
+#define EP_HOST_SAMPLES_MIN 8u
+/* and how often it is tried until then: one call in so many. */
+#define EP_HOST_LEARN_OF 7u
+/* Afterwards the way that is not chosen is tried in one call of so many, times what it takes
+ * against the other: figures stay new for less than 1 % of the time. Primes, so that the steps of a
+ * model do not run in time with them. */
+#define EP_HOST_TRY_OF 127u
+/* By host must be this much quicker and save this much of the bytes: straight has no second node
+ * that can fail. */
+#define EP_HOST_GAIN_MIN 0.03
+
+typedef struct ep_host_load {
+    uint64_t node_rows; /* sum of rows(n) */
+    uint64_t host_rows; /* rows(h) */
+    uint64_t slots;
+    uint32_t nodes; /* with rows */
+} ep_host_load;
+
+/*
+ * What of tokens [token_begin, token_end) of a checked batch goes to each host, times as much as
+ * `tokens` are more than these. chosen [experts]: node of each; groups, out_loads [nodes_count]: a
+ * host's load stands at the node that stands for it (moe/host_plan.h). scratch [2 * nodes_count].
+ */
+void ep_host_count_loads(const ep_batch *batch, const ep_layer_shape *shape, const uint32_t *chosen,
+                         const uint32_t *groups, uint32_t nodes_count, uint32_t token_begin,
+                         uint32_t token_end, uint32_t tokens, uint32_t *scratch,
+                         ep_host_load *out_loads);
+
+/* What a way was measured to give. */
+typedef struct ep_host_way {
+    double round_trip_us;
+    double us_per_byte;
+    uint32_t samples; /* 0: the others mean nothing */
+} ep_host_way;
+
+typedef struct ep_host_question {
+    ep_host_load load;
+    uint64_t row_bytes; /* of a request's row, its slot, and a reply's row */
+    uint64_t slot_bytes;
+    uint64_t reply_row_bytes;
+    bool is_sums;
+    bool is_local;   /* the caller's own host: nothing crosses */
+    bool is_refused; /* its nodes have just refused to pass rows on */
+    ep_host_way straight;
+    ep_host_way by_host;
+    uint64_t turn; /* number of the call */
+} ep_host_question;
+
+/* Numbers as in ep_moe_comm_why. */
+typedef enum ep_host_why {
+    EP_HOST_ASKED = 0,
+    EP_HOST_ALONE = 1,
+    EP_HOST_NO_BYTES = 2,
+    EP_HOST_REFUSED = 3,
+    EP_HOST_LEARNING = 4,
+    EP_HOST_TRIED = 5,
+    EP_HOST_MEASURED = 6
+} ep_host_why;
+
+typedef struct ep_host_choice {
+    bool by_host;
+    ep_host_why why;
+    uint64_t straight_bytes;
+    uint64_t by_host_bytes;
+    double straight_us; /* 0: not known, as the next */
+    double by_host_us;
+} ep_host_choice;
+
+void ep_host_choose(const ep_host_question *question, ep_host_choice *out_choice);
+
+#endif
