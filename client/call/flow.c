@@ -71,8 +71,8 @@ void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *ba
 {
     uint32_t decode_max =
         limits->decode_tokens_max != 0 ? limits->decode_tokens_max : EP_FLOW_DECODE_TOKENS_DEFAULT;
-    ep_flow flow = {.prefill = mode == EP_MODE_PREFILL ||
-                               (mode == EP_MODE_AUTO && batch->tokens > decode_max),
+    const bool is_large = batch->tokens > decode_max || limits->has_few_nodes;
+    ep_flow flow = {.prefill = mode == EP_MODE_PREFILL || (mode == EP_MODE_AUTO && is_large),
                     .window_tokens = batch->tokens > 0 ? batch->tokens : 1,
                     .frame_bytes = limits->frame_bytes_max};
     if (flow.prefill) {

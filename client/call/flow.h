@@ -40,6 +40,7 @@ typedef struct ep_flow_limits {
     uint32_t window_tokens;     /* prefill; 0: max(256, 32*E/K) */
     uint32_t decode_tokens_max; /* auto: up to this T is decode; 0: 256 */
     bool is_streamed;           /* the caller is told of tokens while others travel */
+    bool has_few_nodes;         /* auto: fewer than the policy wants for decode */
 } ep_flow_limits;
 
 typedef struct ep_flow {

@@ -248,3 +248,19 @@ uint64_t ep_routing_table_policy_checksum(const ep_routing_table *table)
     digest = digest_u64(digest, policy->has_hedge_permille);
     return digest_u64(digest, policy->hedge_permille);
 }
+
+uint64_t ep_routing_table_mode_checksum(const ep_routing_table *table)
+{
+    return digest_u64(ep_routing_table_policy_checksum(table),
+                      table->caller_policy.decode_nodes_min);
+}
+
+uint32_t ep_routing_table_count_nodes(const ep_routing_table *table, uint32_t model_index)
+{
+    const uint32_t *numerics = table->models[model_index].numerics_of_node;
+    uint32_t count = 0;
+    for (uint32_t n = 0; numerics != NULL && n < table->nodes_count; n++) {
+        count += numerics[n] != UINT32_MAX;
+    }
+    return count;
+}

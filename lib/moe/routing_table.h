@@ -58,6 +58,8 @@ typedef struct ep_caller_policy {
     uint64_t revision; /* grows with each change; 0: nothing was ever set */
     bool has_hedge_permille;
     uint32_t hedge_permille;
+    /* mode auto: below so many nodes that serve the model every batch is prefill; 0: not set */
+    uint32_t decode_nodes_min;
 } ep_caller_policy;
 
 #define EP_HEDGE_PERMILLE_MAX 1000
@@ -114,5 +116,9 @@ const ep_routing_layer *ep_routing_table_find_layer(const ep_routing_table *tabl
 uint64_t ep_routing_table_checksum(const ep_routing_table *table);
 /* The same of caller_policy and that digest: a policy of another table does not fit. */
 uint64_t ep_routing_table_policy_checksum(const ep_routing_table *table);
+/* Of decode_nodes_min and that one, which builds that do not know it must find too. */
+uint64_t ep_routing_table_mode_checksum(const ep_routing_table *table);
+/* Nodes that serve the model. */
+uint32_t ep_routing_table_count_nodes(const ep_routing_table *table, uint32_t model_index);
 
 #endif

@@ -176,6 +176,8 @@ static bool encode_policy(const ep_routing_table *table, snapshot_message *snaps
     message->has_hedge_permille = policy->has_hedge_permille;
     message->hedge_permille = policy->hedge_permille;
     message->checksum = ep_routing_table_policy_checksum(table);
+    message->decode_nodes_min = policy->decode_nodes_min;
+    message->mode_checksum = ep_routing_table_mode_checksum(table);
     snapshot->caller_policy = message;
     return true;
 }
@@ -424,12 +426,24 @@ static ep_err decode_policy(const Expertd__V1__CallerPolicy *message, ep_routing
     }
     table->caller_policy = (ep_caller_policy){.revision = message->revision,
                                               .has_hedge_permille = message->has_hedge_permille,
-                                              .hedge_permille = message->hedge_permille};
+                                              .hedge_permille = message->hedge_permille,
+                                              .decode_nodes_min = message->decode_nodes_min};
     if (message->checksum != ep_routing_table_policy_checksum(table)) {
         return ep_error_set(out_error, EP_ERR_DATA_LOSS,
                             "checksum of the snapshot's policy is %016" PRIx64
                             ", its content gives %016" PRIx64,
                             message->checksum, ep_routing_table_policy_checksum(table));
+    }
+    const bool has_mode = message->decode_nodes_min != 0 || message->mode_checksum != 0;
+    if (has_mode && message->mode_checksum != ep_routing_table_mode_checksum(table)) {
+        return ep_error_set(out_error, EP_ERR_DATA_LOSS,
+                            "checksum of the mode in the snapshot's policy is %016" PRIx64
+                            ", its content gives %016" PRIx64,
+                            message->mode_checksum, ep_routing_table_mode_checksum(table));
+    }
+    if (message->decode_nodes_min > EP_NODES_MAX) {
+        return BAD("the snapshot's policy has decode_nodes_min %" PRIu32 ": allowed 0..%d",
+                   message->decode_nodes_min, EP_NODES_MAX);
     }
     if (message->revision == 0) {
         return BAD("the snapshot's policy has revision 0: allowed 1 or more");

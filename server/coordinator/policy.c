@@ -20,6 +20,13 @@ static const ep_option elsewhere_options[] = {
      .max = EP_STEP_GROUP_US_MAX,
      .help = "How long nodes let a call of a step group wait for the other ranks of its step; 0: "
              "not at all"},
+    {.name = "decode_nodes_min",
+     .type = EP_OPTION_INT,
+     .unit = "nodes",
+     .min = 1,
+     .max = EP_NODES_MAX,
+     .help = "Mode auto: where fewer nodes serve the model every batch is prefill, whatever its "
+             "size"},
 };
 
 /* The keys of the coordinator's own configuration have their ranges and words there. */
@@ -34,6 +41,7 @@ static const struct {
     [EP_POLICY_LOADING_NODES_MAX] = {"loading_nodes_max", NULL},
     [EP_POLICY_HEDGE_PERMILLE] = {"hedge_permille", "each caller's configuration"},
     [EP_POLICY_STEP_GROUP_US] = {"step_group_us", "each node's configuration"},
+    [EP_POLICY_DECODE_NODES_MIN] = {"decode_nodes_min", "1, the default"},
 };
 
 ep_policy_key ep_policy_find(const char *name)

@@ -5,7 +5,7 @@
  * restarts too, until it is unset.
  *
  *   copies, spare_copies, move_rate, loading_nodes_max   are read by the coordinator
- *   decode_tokens_max, hedge_permille                    by callers, with the routing table
+ *   decode_tokens_max, decode_nodes_min, hedge_permille  by callers, with the routing table
  *   step_group_us                                        by nodes, with the answer to a heartbeat
  *
  * Pure: no I/O, no clock, no threads.

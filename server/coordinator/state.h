@@ -42,6 +42,7 @@ typedef enum ep_policy_key {
     EP_POLICY_LOADING_NODES_MAX,
     EP_POLICY_HEDGE_PERMILLE,
     EP_POLICY_STEP_GROUP_US,
+    EP_POLICY_DECODE_NODES_MIN,
     EP_POLICY_KEYS
 } ep_policy_key;
 

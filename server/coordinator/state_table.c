@@ -136,9 +136,11 @@ ep_err ep_state_build_table(const ep_coordinator_state *cluster, cluster_copy_fu
              ep_coordinator_state_policy(&cluster->config));
     table->decode_tokens_max = cluster->config.decode_tokens_max;
     const ep_policy_value *hedge = &cluster->policy.values[EP_POLICY_HEDGE_PERMILLE];
+    const ep_policy_value *nodes_min = &cluster->policy.values[EP_POLICY_DECODE_NODES_MIN];
     table->caller_policy = (ep_caller_policy){.revision = cluster->policy.revision,
                                               .has_hedge_permille = hedge->revision != 0,
-                                              .hedge_permille = (uint32_t)hedge->number};
+                                              .hedge_permille = (uint32_t)hedge->number,
+                                              .decode_nodes_min = (uint32_t)nodes_min->number};
     for (size_t n = 0; n < cluster->nodes_count; n++) {
         table->nodes[n].node_id = cluster->nodes[n]->node_id;
         snprintf(table->nodes[n].name, sizeof(table->nodes[n].name), "%s", cluster->nodes[n]->name);

@@ -107,6 +107,7 @@ static void refusals(void)
 {
     POLICY(1, "the policy has no key 'copys', allowed: decode_tokens_max, copies", "set",
            "copys=2");
+    POLICY(1, "decode_nodes_min: '0' is out of range; allowed: 1..", "set", "decode_nodes_min=0");
     POLICY(1, "copies: '65' is out of range; allowed: 1..64", "set", "decode_tokens_max=3",
            "copies=65");
     POLICY(1, "only used with placement: balanced", "set", "spare_copies=2");
@@ -122,23 +123,34 @@ static void refusals(void)
 
 static void set_live(void)
 {
+    char many[48];
     wait_mode(EP_MOE_DECODE, "before");
     wait_hedges(f.client, 30);
     POLICY(0, "decode_tokens_max is 1, policy revision 1", "set", "decode_tokens_max=1");
     wait_mode(EP_MOE_PREFILL, "decode_tokens_max=1");
     expect_own_mode(EP_MOE_DECODE);
+    POLICY(0, "policy revision 2", "unset", "decode_tokens_max");
+    wait_mode(EP_MOE_DECODE, "no policy");
+    snprintf(many, sizeof(many), "decode_nodes_min=%d", FAULT_NODES + 1);
+    POLICY(0, "policy revision 3", "set", many); /* there are fewer */
+    wait_mode(EP_MOE_PREFILL, many);
+    snprintf(many, sizeof(many), "decode_nodes_min=%d", FAULT_NODES);
+    POLICY(0, "policy revision 4", "set", many);
+    wait_mode(EP_MOE_DECODE, many);
+    POLICY(0, "policy revision 5", "set", "decode_tokens_max=1");
+    wait_mode(EP_MOE_PREFILL, "both keys");
     wait_copies(2);
-    POLICY(0, "policy revision 2", "set", "copies=3", "step_group_us=7ms", "hedge_permille=5",
-           "--expect-revision", "1");
-    POLICY(1, "the policy is at revision 2, and 1 was expected", "set", "copies=1",
+    POLICY(0, "policy revision 6", "set", "copies=3", "step_group_us=7ms", "hedge_permille=5",
+           "--expect-revision", "5");
+    POLICY(1, "the policy is at revision 6, and 1 was expected", "set", "copies=1",
            "--expect-revision", "1");
     wait_copies(3);
     wait_hedges(f.client, 5);
     ep_client *own = ep_test_cluster_client(&f.cluster, hedge_77);
     wait_hedges(own, 77);
     ep_client_destroy(own);
-    wait_window(ENTRY("step_group_us", "7ms", "policy revision 2"));
-    ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "3", "policy revision 2"), "config", "-o", "json",
+    wait_window(ENTRY("step_group_us", "7ms", "policy revision 6"));
+    ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "3", "policy revision 6"), "config", "-o", "json",
               "--admin", f.cluster.coordinator.admin_url);
 }
 
@@ -147,15 +159,15 @@ static void kill_coordinator(void)
     int code = ep_test_process_stop(&f.cluster.coordinator, SIGKILL, EP_TEST_PATIENCE_MS);
     EP_TEST_CHECK(code == 128 + SIGKILL, "the coordinator ended with %d", code);
     ep_test_cluster_restart_coordinator(&f.cluster);
-    POLICY(0, "policy revision 2, kept in /", "show");
-    POLICY(0, "\"revision\": 2,\n  \"kept\": true", "show", "-o", "json");
+    POLICY(0, "policy revision 6, kept in /", "show");
+    POLICY(0, "\"revision\": 6,\n  \"kept\": true", "show", "-o", "json");
     ep_client *second = ep_test_cluster_client(&f.cluster, NULL);
     ep_moe_result result;
     EP_TEST_CHECK(ep_test_batch_call(&f.all[0], second, 0, &result) &&
                       result.mode == EP_MOE_PREFILL,
                   "the policy is gone: mode %d", (int)result.mode);
     ep_client_destroy(second);
-    wait_window(ENTRY("step_group_us", "7ms", "policy revision 2"));
+    wait_window(ENTRY("step_group_us", "7ms", "policy revision 6"));
     for (uint32_t n = 0; n < FAULT_NODES; n++) {
         admin_wait_node(&f.cluster, n, "serving", true);
     }
@@ -165,13 +177,13 @@ static void kill_coordinator(void)
 static void unset(void)
 {
     POLICY(0, "decode_tokens_max is 256, default", "unset", "decode_tokens_max", "copies",
-           "step_group_us", "hedge_permille", "--expect-revision", "2");
+           "step_group_us", "hedge_permille", "decode_nodes_min", "--expect-revision", "6");
     wait_mode(EP_MOE_DECODE, "unset");
     expect_own_mode(EP_MOE_PREFILL);
     wait_copies(2);
     wait_hedges(f.client, 30);
     wait_window(ENTRY("step_group_us", "200us", "default"));
-    POLICY(0, "policy revision 3", "unset", "copies"); /* again: nothing changes */
+    POLICY(0, "policy revision 7", "unset", "copies"); /* again: nothing changes */
     ADMIN_CTL(&f.cluster, 0, ENTRY("copies", "2", "flag --copies"), "config", "-o", "json",
               "--admin", f.cluster.coordinator.admin_url);
 }

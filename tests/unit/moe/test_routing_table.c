@@ -161,7 +161,26 @@ Test(routing_table, the_checksum_sees_every_field)
     cr_assert_eq(ep_routing_table_checksum(b), sum,
                  "builds without a policy find another checksum");
     cr_assert_neq(ep_routing_table_policy_checksum(b), policy_sum);
+    const uint64_t next_sum = ep_routing_table_policy_checksum(b);
+    const uint64_t mode_sum = ep_routing_table_mode_checksum(b);
+    b->caller_policy.decode_nodes_min = 64;
+    cr_assert_eq(ep_routing_table_policy_checksum(b), next_sum,
+                 "builds without decode_nodes_min find another checksum");
+    cr_assert_neq(ep_routing_table_mode_checksum(b), mode_sum);
     ep_routing_table_unref(b);
+}
+
+Test(routing_table, counts_the_nodes_of_a_model)
+{
+    ep_routing_table *t = make_table();
+    uint32_t *numerics = t->models[0].numerics_of_node;
+    for (uint32_t serving = 0; serving <= t->nodes_count; serving++) {
+        for (uint32_t n = 0; n < t->nodes_count; n++) {
+            numerics[n] = n < serving ? 0 : UINT32_MAX;
+        }
+        cr_assert_eq(ep_routing_table_count_nodes(t, 0), serving);
+    }
+    ep_routing_table_unref(t);
 }
 
 Test(routing_table, names_every_mistake_of_a_layer)

@@ -72,6 +72,7 @@ static ep_routing_table *random_table(uint64_t seed)
                                                   .has_hedge_permille = below(&state, 2) == 0};
         table->caller_policy.hedge_permille =
             table->caller_policy.has_hedge_permille ? below(&state, 1001) : 0;
+        table->caller_policy.decode_nodes_min = below(&state, 2) * below(&state, 100);
     }
     strcpy(table->policy, below(&state, 2) ? "uniform" : "");
     for (uint32_t n = 0; n < table->nodes_count; n++) {
@@ -105,6 +106,7 @@ static void check_equal(const ep_routing_table *a, const ep_routing_table *b)
 {
     cr_assert_eq(ep_routing_table_checksum(a), ep_routing_table_checksum(b));
     cr_assert_eq(ep_routing_table_policy_checksum(a), ep_routing_table_policy_checksum(b));
+    cr_assert_eq(a->caller_policy.decode_nodes_min, b->caller_policy.decode_nodes_min);
     cr_assert_eq(a->nodes_count, b->nodes_count);
     cr_assert_eq(memcmp(a->nodes, b->nodes, a->nodes_count * sizeof(*a->nodes)), 0);
     cr_assert_eq(a->models_count, b->models_count);
@@ -327,6 +329,8 @@ static Expertd__V1__PlacementSnapshot *with_signed_policy(ep_caller_policy polic
     snapshot->caller_policy->has_hedge_permille = policy.has_hedge_permille;
     snapshot->caller_policy->hedge_permille = policy.hedge_permille;
     snapshot->caller_policy->checksum = ep_routing_table_policy_checksum(table);
+    snapshot->caller_policy->decode_nodes_min = policy.decode_nodes_min;
+    snapshot->caller_policy->mode_checksum = ep_routing_table_mode_checksum(table);
     ep_routing_table_unref(table);
     return snapshot;
 }
@@ -345,6 +349,15 @@ Test(placement_codec, a_damaged_policy_is_refused_with_its_table)
     DAMAGED(s->caller_policy->has_hedge_permille = false);
     DAMAGED(s->caller_policy->checksum ^= 1);
 #undef DAMAGED
+    s = with_policy();
+    s->caller_policy->decode_nodes_min = 64;
+    expect_refused(s, EP_ERR_DATA_LOSS, "checksum of the mode in the snapshot's policy is");
+    s = with_policy();
+    s->caller_policy->mode_checksum ^= 1;
+    expect_refused(s, EP_ERR_DATA_LOSS, "checksum of the mode in the snapshot's policy is");
+    expect_refused(
+        with_signed_policy((ep_caller_policy){.revision = 1, .decode_nodes_min = UINT32_MAX}),
+        EP_ERR_INVALID_ARGUMENT, "decode_nodes_min 4294967295: allowed 0..");
     expect_refused(with_signed_policy((ep_caller_policy){.revision = 0}), EP_ERR_INVALID_ARGUMENT,
                    "policy has revision 0: allowed 1 or more");
     expect_refused(with_signed_policy((ep_caller_policy){
@@ -352,6 +365,20 @@ Test(placement_codec, a_damaged_policy_is_refused_with_its_table)
                    EP_ERR_INVALID_ARGUMENT, "hedge_permille 1001: allowed 0..1000");
     expect_refused(with_signed_policy((ep_caller_policy){.revision = 1, .hedge_permille = 5}),
                    EP_ERR_INVALID_ARGUMENT, "hedge_permille 5: allowed 0..0");
+}
+
+/* As builds write it that do not know the mode's part. */
+Test(placement_codec, a_policy_without_its_mode_is_taken)
+{
+    Expertd__V1__PlacementSnapshot *s = with_policy();
+    ep_routing_table *table;
+    ep_error error;
+    s->caller_policy->mode_checksum = 0;
+    ASSERT_OK(ep_placement_decode(s, &table, &error), error);
+    cr_assert_eq(table->caller_policy.hedge_permille, 7u);
+    cr_assert_eq(table->caller_policy.decode_nodes_min, 0u);
+    ep_routing_table_unref(table);
+    ep_placement_snapshot_free(s);
 }
 
 Test(placement_codec, the_policy_of_another_table_does_not_fit)

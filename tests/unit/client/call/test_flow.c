@@ -40,6 +40,9 @@ Test(flow, auto_follows_the_tables_threshold)
     cr_assert(pick(EP_MODE_AUTO, 17, 64, &l).prefill);
     cr_assert(pick(EP_MODE_PREFILL, 1, 64, &l).prefill);
     cr_assert(!pick(EP_MODE_DECODE, 65536, 64, &l).prefill);
+    l.has_few_nodes = true;
+    cr_assert(pick(EP_MODE_AUTO, 1, 64, &l).prefill);
+    cr_assert(!pick(EP_MODE_DECODE, 1, 64, &l).prefill, "the caller's own mode goes first");
 }
 
 Test(flow, the_default_window_gives_each_expert_32_rows)

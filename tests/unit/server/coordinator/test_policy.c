@@ -72,6 +72,10 @@ Test(coordinator_policy, mistakes_are_named_with_what_is_allowed)
     refuse(&uniform, "copies", "-1", EP_ERR_INVALID_ARGUMENT, "copies: '-1'");
     refuse(&uniform, "decode_tokens_max", "0", EP_ERR_INVALID_ARGUMENT, "allowed: 1..65536 tokens");
     refuse(&uniform, "hedge_permille", "1001", EP_ERR_INVALID_ARGUMENT, "allowed: 0..1000");
+    refuse(&uniform, "decode_nodes_min", "0", EP_ERR_INVALID_ARGUMENT,
+           "decode_nodes_min: '0' is out of range; allowed: 1..");
+    refuse(&uniform, "decode_nodes_min", "many", EP_ERR_INVALID_ARGUMENT,
+           "decode_nodes_min: 'many'");
     refuse(&uniform, "step_group_us", "2s", EP_ERR_INVALID_ARGUMENT,
            "step_group_us: '2s' is out of range; allowed: 0..1s");
     refuse(&uniform, "spare_copies", "3", EP_ERR_FAILED_PRECONDITION,

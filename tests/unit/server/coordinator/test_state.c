@@ -2043,17 +2043,23 @@ Test(coordinator_state, a_policy_goes_out_with_the_next_table_and_outlives_a_res
     cr_assert(table->caller_policy.has_hedge_permille && table->caller_policy.hedge_permille == 0);
     set_policy("step_group_us", "3ms");
     cr_assert_eq(table_now()->caller_policy.revision, 3u);
+    cr_assert_eq(table_now()->caller_policy.decode_nodes_min, 0u);
+    set_policy("decode_nodes_min", "64");
+    cr_assert_eq(table_now()->caller_policy.decode_nodes_min, 64u);
 
     restart();
     table = table_now();
     cr_assert_eq(table->decode_tokens_max, 7u, "the configuration's value came back");
-    cr_assert(table->caller_policy.revision == 3 && table->caller_policy.has_hedge_permille);
+    cr_assert(table->caller_policy.revision == 4 && table->caller_policy.has_hedge_permille);
+    cr_assert_eq(table->caller_policy.decode_nodes_min, 64u);
     cr_assert_eq(ep_coordinator_state_get_policy(cluster)->values[EP_POLICY_STEP_GROUP_US].number,
                  3000u);
     set_policy("decode_tokens_max", NULL);
     table = table_now();
     cr_assert_eq(table->decode_tokens_max, 256u);
-    cr_assert_eq(table->caller_policy.revision, 4u);
+    cr_assert_eq(table->caller_policy.revision, 5u);
+    set_policy("decode_nodes_min", NULL);
+    cr_assert_eq(table_now()->caller_policy.decode_nodes_min, 0u);
 }
 
 Test(coordinator_state, copies_follow_the_policy_both_ways)
