@@ -21,7 +21,7 @@ static double load(const float *value)
 
 static void store(float *value, double wanted)
 {
-    const float now = (float)wanted;
+    float now = (float)wanted;
     __atomic_store(value, &now, __ATOMIC_RELAXED);
 }
 

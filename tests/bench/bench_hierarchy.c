@@ -193,9 +193,14 @@ static void compare(uint32_t tokens, ep_moe_combine_at combine_at, const char *w
     char name[64];
     snprintf(name, sizeof(name), "%u tokens, %s", tokens, what);
     for (int r = -WARM_ROUNDS; r < ROUNDS; r++) {
-        cost mesh = call(tokens, EP_MOE_COMM_FULLMESH, combine_at);
-        cost by_host = call(tokens, EP_MOE_COMM_HIERARCHY, combine_at);
-        cost by_itself = call(tokens, EP_MOE_COMM_AUTO, combine_at);
+        static const ep_moe_comm algorithms[] = {EP_MOE_COMM_FULLMESH, EP_MOE_COMM_HIERARCHY,
+                                                 EP_MOE_COMM_AUTO};
+        cost costs[3];
+        for (uint32_t i = 0; i < 3; i++) { /* another first each round */
+            const uint32_t which = (i + (uint32_t)(r + WARM_ROUNDS)) % 3;
+            costs[which] = call(tokens, algorithms[which], combine_at);
+        }
+        const cost mesh = costs[0], by_host = costs[1], by_itself = costs[2];
         if (r >= 0) {
             auto_us[r] = by_itself.us;
             auto_by_host += by_itself.by_host;
