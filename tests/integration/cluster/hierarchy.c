@@ -384,6 +384,24 @@ static bool expect_no_back_off(const ep_test_cluster_options *options)
     return refused > 0;
 }
 
+/* What auto chose, why, and both estimates. */
+static void expect_printed(ep_test_cluster *cluster)
+{
+    static const char *const texts[] = {"comm-alg auto: hierarchy in ",
+                                        "  estimates of a call: fullmesh ",
+                                        " calls: few calls were measured yet"};
+    char *output = NULL;
+    const int code =
+        ep_test_cluster_ctl(cluster, &output,
+                            "bench --model demo --layer 0 --tokens 24 --seconds 3 --comm-alg auto "
+                            "--combine-at node_sum");
+    EP_TEST_CHECK(code == 0, "bench ended with %d: %s", code, output);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(texts); i++) {
+        EP_TEST_CHECK(strstr(output, texts[i]) != NULL, "'%s' is not in: %s", texts[i], output);
+    }
+    free(output);
+}
+
 int main(void)
 {
     char model_path[EP_TEST_PATH_BYTES];
@@ -406,6 +424,7 @@ int main(void)
     ep_test_cluster_start(&cluster, &options);
     expect_results(&cluster, NULL);
     expect_results(&cluster, make_narrow);
+    expect_printed(&cluster);
     expect_unlisted(&cluster);
     /* What says that it is on this host, and is not. */
     expect_refused(&cluster, "x-moved", cluster.nodes[3].rpc_url, "left", EP_ERR_UNAVAILABLE,

@@ -85,6 +85,26 @@ static void check_bench(ep_test_cluster *cluster)
     free(output);
 }
 
+/* All nodes are on the caller's own host: nothing crosses, so auto asks them straight. */
+static void check_bench_auto(ep_test_cluster *cluster)
+{
+    char *output = NULL;
+    int code = ep_test_cluster_ctl(
+        cluster, &output,
+        "bench --model demo --layer 0 --tokens 8 --seconds 0.2 --comm-alg auto -o json");
+    EP_TEST_CHECK(code == 0, "bench ended with %d: %s", code, output);
+    json_t *root = json_loads(output, 0, NULL);
+    const json_t *choice = json_object_get(root, "comm_alg_auto");
+    const json_int_t calls = json_integer_value(json_object_get(root, "calls"));
+    const json_int_t alone =
+        json_integer_value(json_object_get(json_object_get(choice, "calls_by_reason"), "alone"));
+    EP_TEST_CHECK(calls > 0 && alone == calls &&
+                      json_integer_value(json_object_get(choice, "hierarchy_calls")) == 0,
+                  "not all calls go straight: %s", output);
+    json_decref(root);
+    free(output);
+}
+
 int main(void)
 {
     char model_path[EP_TEST_PATH_BYTES];
@@ -103,6 +123,7 @@ int main(void)
     ep_client *client = ep_test_cluster_client(&cluster, NULL);
     check_calls(client, &batch);
     check_bench(&cluster);
+    check_bench_auto(&cluster);
     ep_client_destroy(client);
     ep_test_cluster_stop(&cluster);
     ep_test_batch_fini(&batch);
