@@ -9,26 +9,14 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "call/call.h"
+#include "wire/gateway_codec.h"
 
 #define DESTROY_TIMEOUT_US 5000000u
 
 void ep_moe_args_init_sized(ep_moe_args *out_args, size_t struct_bytes)
 {
     ep_moe_args args = {0};
-    ep_tensor *tensors[] = {&args.x,
-                            &args.x_scales,
-                            &args.expert_ids,
-                            &args.expert_scales,
-                            &args.active_mask,
-                            &args.partial_slots,
-                            &args.shared,
-                            &args.const_alpha1,
-                            &args.const_alpha2,
-                            &args.const_v,
-                            &args.smooth_scales};
-    for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
-        *tensors[i] = ep_tensor_none();
-    }
+    ep_moe_tensors_none(&args);
     ep_struct_init(out_args, struct_bytes, &args, sizeof(args));
 }
 

@@ -11,6 +11,7 @@
 #include "call/client_core.h"
 #include "expertd/gate.h"
 #include "moe/gate_check.h"
+#include "wire/gateway_codec.h"
 
 typedef struct gate_buffers {
     float *logits;   /* [T,E] contiguous; rows of tokens that are masked out are 0 */
@@ -81,14 +82,6 @@ static ep_err check_layer(ep_view *taken_view, const ep_moe_args *args, const ep
     return err;
 }
 
-/* Padding rows may hold anything, NaN too: the gate sees zeros instead. */
-static bool is_masked(const ep_moe_args *args, int64_t token)
-{
-    const ep_tensor *mask = &args->active_mask;
-    return mask->rank == 1 && mask->data != NULL && token < mask->shape[0] &&
-           ((const uint8_t *)mask->data)[token * mask->stride_bytes[0]] == 0;
-}
-
 static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
                      gate_buffers *buffers, ep_error *out_error)
 {
@@ -104,7 +97,8 @@ static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const 
                             tokens);
     }
     for (size_t t = 0; t < tokens; t++) {
-        if (!is_masked(args, (int64_t)t)) {
+        /* padding rows may hold anything, NaN too: the gate sees zeros instead */
+        if (!ep_moe_token_is_masked(args, (int64_t)t)) {
             buffers->active[t] = 1;
             memcpy(buffers->logits + t * row,
                    (const uint8_t *)logits->data + (int64_t)t * logits->stride_bytes[0],

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "model/safetensors.h"
+#include "wire/gateway_codec.h"
 
 #define SHAPE_BYTES 160
 
@@ -101,39 +102,72 @@ static ep_err need(const ep_safetensors *file, const char *path, const char *nam
     return read_tensor(file, path, tensor, out_tensor, out_error);
 }
 
-static ep_err read_mask(const ep_safetensors *file, const char *path, ep_cli_batch *batch,
-                        ep_error *out_error)
+static bool is_choice(const char *name)
 {
-    const ep_safetensors_tensor *tensor = ep_safetensors_find(file, "active_mask");
-    if (tensor == NULL) {
-        return EP_OK;
+    return strcmp(name, "expert_ids") == 0 || strcmp(name, "expert_scales") == 0;
+}
+
+/* Whether a name has a row for tensors of this rank. */
+static bool is_form(const char *name, uint32_t rank)
+{
+    ep_moe_tensor row;
+    for (uint32_t i = 0; ep_moe_tensor_row(i, &row); i++) {
+        if (strcmp(row.name, name) == 0 && strlen(row.dims) == rank) {
+            return true;
+        }
     }
-    return need(file, path, "active_mask", tensor->rank == 1 ? 1 : 2, batch->tokens,
-                tensor->rank == 1 ? -1 : batch->top_k, &batch->active_mask, out_error);
+    return false;
+}
+
+/* What a batch may have beside x and its choice. */
+static ep_err read_optional(const ep_safetensors *file, const char *path, ep_cli_batch *batch,
+                            ep_error *out_error)
+{
+    ep_moe_tensor row;
+    ep_err err = EP_OK;
+    for (uint32_t i = 0; err == EP_OK && ep_moe_tensor_row(i, &row); i++) {
+        const ep_safetensors_tensor *tensor = ep_safetensors_find(file, row.name);
+        ep_tensor *out_tensor = ep_moe_tensor_of(&row, &batch->args);
+        const uint32_t rank = (uint32_t)strlen(row.dims);
+        const bool is_scales = strcmp(row.name, "x_scales") == 0; /* of x in i8 alone */
+        if (tensor == NULL || out_tensor->rank != 0 || is_choice(row.name) || is_scales ||
+            (tensor->rank != rank && is_form(row.name, tensor->rank))) {
+            continue;
+        }
+        if (row.dims[0] == 'T') {
+            const int64_t columns = row.dims[1] == 'K' && batch->top_k > 0 ? batch->top_k : -1;
+            err = need(file, path, row.name, rank, batch->tokens, columns, out_tensor, out_error);
+        } else if (tensor->rank != rank) {
+            err = bad_shape(path, tensor, out_error, "two dimensions");
+        } else {
+            err = read_tensor(file, path, tensor, out_tensor, out_error);
+        }
+    }
+    return err;
 }
 
 static ep_err read_choice(const ep_safetensors *file, const char *path, ep_cli_batch *batch,
                           ep_error *out_error)
 {
     ep_err err =
-        need(file, path, "expert_ids", 2, batch->tokens, -1, &batch->expert_ids, out_error);
+        need(file, path, "expert_ids", 2, batch->tokens, -1, &batch->args.expert_ids, out_error);
     if (err != EP_OK) {
         return err;
     }
-    batch->top_k = batch->expert_ids.shape[1];
-    return need(file, path, "expert_scales", 2, batch->tokens, batch->top_k, &batch->expert_scales,
-                out_error);
+    batch->top_k = batch->args.expert_ids.shape[1];
+    return need(file, path, "expert_scales", 2, batch->tokens, batch->top_k,
+                &batch->args.expert_scales, out_error);
 }
 
 static ep_err read_all(const ep_safetensors *file, const char *path, ep_cli_batch *batch,
                        ep_error *out_error)
 {
-    ep_err err = need(file, path, "x", 2, -1, -1, &batch->x, out_error);
+    ep_err err = need(file, path, "x", 2, -1, -1, &batch->args.x, out_error);
     if (err != EP_OK) {
         return err;
     }
-    batch->tokens = batch->x.shape[0];
-    batch->hidden = batch->x.shape[1];
+    batch->tokens = batch->args.x.shape[0];
+    batch->hidden = batch->args.x.shape[1];
     bool has_logits = ep_safetensors_find(file, "logits") != NULL;
     if (has_logits) {
         err = need(file, path, "logits", 2, batch->tokens, -1, &batch->logits, out_error);
@@ -141,30 +175,34 @@ static ep_err read_all(const ep_safetensors *file, const char *path, ep_cli_batc
     if (err == EP_OK && (!has_logits || ep_safetensors_find(file, "expert_ids") != NULL)) {
         err = read_choice(file, path, batch, out_error);
     }
-    if (err == EP_OK && batch->x.dtype == EP_DTYPE_I8) {
-        err = need(file, path, "x_scales", 1, batch->tokens, -1, &batch->x_scales, out_error);
+    if (err == EP_OK && batch->args.x.dtype == EP_DTYPE_I8) {
+        err = need(file, path, "x_scales", 1, batch->tokens, -1, &batch->args.x_scales, out_error);
     }
     if (err == EP_OK && ep_safetensors_find(file, "token_ids") != NULL) {
         err = need(file, path, "token_ids", 1, batch->tokens, -1, &batch->token_ids, out_error);
     }
-    return err == EP_OK ? read_mask(file, path, batch, out_error) : err;
+    return err == EP_OK ? read_optional(file, path, batch, out_error) : err;
+}
+
+static bool is_known(const char *name)
+{
+    ep_moe_tensor row;
+    bool found = strcmp(name, "logits") == 0 || strcmp(name, "token_ids") == 0;
+    for (uint32_t i = 0; !found && ep_moe_tensor_row(i, &row); i++) {
+        found = strcmp(name, row.name) == 0;
+    }
+    return found;
 }
 
 /* A misspelt optional tensor would go unnoticed. */
 static void note_ignored(const ep_safetensors *file, ep_cli_batch *batch)
 {
-    static const char *const known[] = {"x",        "expert_ids",  "expert_scales", "logits",
-                                        "x_scales", "active_mask", "token_ids"};
     size_t used = 0;
     for (size_t i = 0; i < ep_safetensors_count(file) && used < sizeof(batch->ignored); i++) {
         const char *name = ep_safetensors_at(file, i)->name;
         /* x is no i8 */
-        bool is_useless = strcmp(name, "x_scales") == 0 && batch->x_scales.rank == 0;
-        size_t k = 0;
-        while (k < sizeof(known) / sizeof(known[0]) && strcmp(known[k], name) != 0) {
-            k++;
-        }
-        if (is_useless || k == sizeof(known) / sizeof(known[0])) {
+        bool is_useless = strcmp(name, "x_scales") == 0 && batch->args.x_scales.rank == 0;
+        if (is_useless || !is_known(name)) {
             used += (size_t)snprintf(batch->ignored + used, sizeof(batch->ignored) - used, "%s%s",
                                      used > 0 ? ", " : "", name);
         }
@@ -174,13 +212,8 @@ static void note_ignored(const ep_safetensors *file, ep_cli_batch *batch)
 ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *out_error)
 {
     ep_safetensors *file = NULL;
-    ep_cli_batch batch = {.x = ep_tensor_none(),
-                          .expert_ids = ep_tensor_none(),
-                          .expert_scales = ep_tensor_none(),
-                          .logits = ep_tensor_none(),
-                          .x_scales = ep_tensor_none(),
-                          .active_mask = ep_tensor_none(),
-                          .token_ids = ep_tensor_none()};
+    ep_cli_batch batch = {.logits = ep_tensor_none(), .token_ids = ep_tensor_none()};
+    ep_moe_args_init(&batch.args);
     ep_err err = ep_safetensors_open_path(path, NULL, &file, out_error);
     if (err != EP_OK) {
         return err;
@@ -198,13 +231,15 @@ ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *ou
 
 void ep_cli_batch_free(ep_cli_batch *batch)
 {
-    ep_tensor *tensors[] = {&batch->x,        &batch->expert_ids,  &batch->expert_scales,
-                            &batch->x_scales, &batch->active_mask, &batch->logits,
-                            &batch->token_ids};
-    for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); i++) {
-        free(tensors[i]->data);
-        *tensors[i] = ep_tensor_none();
+    ep_moe_tensor row;
+    for (uint32_t i = 0; ep_moe_tensor_row(i, &row); i++) {
+        ep_tensor *tensor = ep_moe_tensor_of(&row, &batch->args);
+        free(tensor->data);
+        *tensor = ep_tensor_none();
     }
+    free(batch->logits.data);
+    free(batch->token_ids.data);
+    batch->logits = batch->token_ids = ep_tensor_none();
 }
 
 ep_tensor ep_cli_tensor_rows(const ep_tensor *tensor, int64_t first, int64_t count)
@@ -215,4 +250,13 @@ ep_tensor ep_cli_tensor_rows(const ep_tensor *tensor, int64_t first, int64_t cou
         rows.shape[0] = count;
     }
     return rows;
+}
+
+size_t ep_cli_tensor_bytes(const ep_tensor *tensor)
+{
+    size_t bytes = tensor->rank > 0 ? ep_dtype_bytes(tensor->dtype) : 0;
+    for (uint32_t i = 0; i < tensor->rank; i++) {
+        bytes *= (size_t)tensor->shape[i];
+    }
+    return bytes;
 }

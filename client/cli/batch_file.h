@@ -2,16 +2,15 @@
 /*
  * One layer call's inputs in a safetensors file:
  *     x [T,H]   expert_ids [T,K]   expert_scales [T,K]
- *     optional: x_scales [T], active_mask [T] or [T,K], logits [T,E], token_ids [T]
+ *     optional: the other tensors of ep_moe_args by their names, logits [T,E], token_ids [T]
  * With logits the ids and scales may be absent.
- * Shapes are checked against each other here; element types and values by the library that gets
- * them.
+ * What is per token is checked against x here; all else by the library that gets it.
  */
 #ifndef EP_CLI_BATCH_FILE_H
 #define EP_CLI_BATCH_FILE_H
 
 #include "base/error.h"
-#include "expertd/tensor.h"
+#include "expertd/client.h"
 
 #define EP_CLI_BATCH_TOKENS_MAX ((int64_t)1 << 24)
 
@@ -19,13 +18,9 @@ typedef struct ep_cli_batch {
     int64_t tokens;
     int64_t top_k; /* 0 without expert_ids */
     int64_t hidden;
-    ep_tensor x;
-    ep_tensor expert_ids; /* rank 0: absent, there are logits */
-    ep_tensor expert_scales;
-    ep_tensor logits;      /* rank 0: absent */
-    ep_tensor x_scales;    /* rank 0: absent */
-    ep_tensor active_mask; /* rank 0: absent */
-    ep_tensor token_ids;   /* rank 0: absent */
+    ep_moe_args args;    /* its tensors alone; no ids and scales: there are logits */
+    ep_tensor logits;    /* rank 0: absent */
+    ep_tensor token_ids; /* rank 0: absent */
     /* names of tensors that mean nothing here, ", " between them, cut when long; "" none */
     char ignored[256];
 } ep_cli_batch;
@@ -37,5 +32,7 @@ void ep_cli_batch_free(ep_cli_batch *batch);
 /* Rows first .. first+count of a tensor's first dimension; the absent tensor stays absent.
  * Borrows. */
 ep_tensor ep_cli_tensor_rows(const ep_tensor *tensor, int64_t first, int64_t count);
+/* Of its elements; 0 for the absent tensor. */
+size_t ep_cli_tensor_bytes(const ep_tensor *tensor);
 
 #endif

@@ -25,7 +25,6 @@
 #define NAMES_BYTES 1024
 
 static const char *const mode_words[] = {"auto", "decode", "prefill"}; /* as ep_moe_mode */
-static const unsigned result_numbers[] = {EP_MOE_COMBINED, EP_MOE_UNCOMBINED};
 
 typedef struct forward_options {
     const char *out;        /* NULL: y is not kept */
@@ -51,6 +50,7 @@ typedef struct forward_totals {
     uint64_t calls;
     uint64_t frames;
     uint64_t rerouted_frames;
+    uint64_t missing;
     uint64_t total_us;
     uint64_t bytes_sent;
     uint64_t bytes_received;
@@ -108,17 +108,6 @@ static void check_options(struct argp_state *state)
     ep_cli_layer_require(state);
     check_input(state, options);
     ep_cli_gateway_check(state, options->gateway);
-    if (options->gateway && (ep_cli_layer_wanted.args.comm_alg != EP_MOE_COMM_DEFAULT ||
-                             ep_cli_layer_wanted.args.combine_at != EP_MOE_COMBINE_ROWS)) {
-        argp_error(state, "--comm-alg or --combine-at, allowed with --gateway: neither");
-    }
-    if (options->gateway && (ep_cli_layer_wanted.args.dispatch_quant != EP_MOE_DISPATCH_PLAIN ||
-                             ep_cli_layer_wanted.args.combine_quant != EP_MOE_COMBINE_PLAIN)) {
-        argp_error(state, "--dispatch-quant or --combine-quant, allowed with --gateway: plain");
-    }
-    if (options->gateway && ep_cli_layer_wanted.args.result != EP_MOE_COMBINED) {
-        argp_error(state, "--result uncombined, allowed with --gateway: combined");
-    }
     if (options->split != NULL && options->split_tokens > 0) {
         argp_error(state, "--split and --split-tokens are both given, allowed: one of them");
     }
@@ -137,8 +126,6 @@ static const ep_cli_option rows[] = {
      .min = 1, .max = EP_TOKENS_MAX},
     {"gateway", 0, NULL, "The coordinator routes: one connection, to it alone", 2,
      .flag = &wanted.gateway},
-    {"result", 0, "combined|uncombined", "y [T,H], or one row per slot [T,K,H] (default: combined)",
-     3, .word = &ep_cli_layer_wanted.args.result, .numbers = result_numbers},
 };
 
 /* ---- the calls ---- */
@@ -179,6 +166,7 @@ static ep_err run_part(const forward_service *service, const ep_cli_batch *batch
     totals->calls++;
     totals->frames += result.frames;
     totals->rerouted_frames += result.rerouted_frames;
+    totals->missing += result.missing_count;
     totals->total_us += result.total_us;
     totals->bytes_sent += result.bytes_sent;
     totals->bytes_received += result.bytes_received;
@@ -208,23 +196,15 @@ static ep_err run_parts(const forward_service *service, const forward_options *o
     return err;
 }
 
-static size_t elements(const ep_tensor *tensor)
-{
-    size_t count = 1;
-    for (uint32_t i = 0; i < tensor->rank; i++) {
-        count *= (size_t)tensor->shape[i];
-    }
-    return count;
-}
-
-static ep_err allocate_out(const ep_cli_batch *batch, ep_tensor *out_tensor, ep_error *out_error)
+static ep_err allocate_out(const ep_cli_batch *batch, int64_t top_k, ep_tensor *out_tensor,
+                           ep_error *out_error)
 {
     ep_dtype dtype = ep_cli_layer_out_dtype(batch);
     bool uncombined = ep_cli_layer_wanted.args.result == EP_MOE_UNCOMBINED;
     size_t bytes = ep_dtype_bytes(dtype);
     if (!ep_mul_size(bytes, (size_t)batch->tokens, &bytes) ||
         !ep_mul_size(bytes, (size_t)batch->hidden, &bytes) ||
-        !ep_mul_size(bytes, uncombined ? (size_t)batch->top_k : 1, &bytes)) {
+        !ep_mul_size(bytes, uncombined ? (size_t)top_k : 1, &bytes)) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "the result of %" PRId64 " tokens would not fit in memory",
                             batch->tokens);
@@ -234,7 +214,7 @@ static ep_err allocate_out(const ep_cli_batch *batch, ep_tensor *out_tensor, ep_
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a result of %zu bytes",
                             bytes);
     }
-    *out_tensor = uncombined ? ep_tensor_3d(data, dtype, batch->tokens, batch->top_k, batch->hidden)
+    *out_tensor = uncombined ? ep_tensor_3d(data, dtype, batch->tokens, top_k, batch->hidden)
                              : ep_tensor_2d(data, dtype, batch->tokens, batch->hidden);
     return EP_OK;
 }
@@ -262,7 +242,7 @@ static json_t *totals_json(const forward_options *options, const ep_cli_batch *b
                            const ep_tensor *y, const forward_totals *totals)
 {
     char checksum[16];
-    json_t *x_json = tensor_json(&batch->x);
+    json_t *x_json = tensor_json(&batch->args.x);
     json_t *y_json = tensor_json(y);
     json_t *names = json_array();
     char list[NAMES_BYTES];
@@ -279,12 +259,13 @@ static json_t *totals_json(const forward_options *options, const ep_cli_batch *b
     snprintf(checksum, sizeof(checksum), "%08" PRIx32, totals->y_crc);
     json_object_set_new(y_json, "crc32c", json_string(checksum));
     return json_pack(
-        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:{s:I, s:I}, s:s, s:o, s:o, s:o}", "tokens",
-        (json_int_t)batch->tokens, "calls", (json_int_t)totals->calls, "nodes",
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:{s:I, s:I}, s:s, s:o, s:o, s:o}",
+        "tokens", (json_int_t)batch->tokens, "calls", (json_int_t)totals->calls, "nodes",
         (json_int_t)totals->nodes, "frames", (json_int_t)totals->frames, "rerouted_frames",
-        (json_int_t)totals->rerouted_frames, "total_us", (json_int_t)totals->total_us, "bytes_sent",
-        (json_int_t)totals->bytes_sent, "bytes_received", (json_int_t)totals->bytes_received,
-        "numerics", ep_cli_json_text(totals->last.numerics), "epoch", "term",
+        (json_int_t)totals->rerouted_frames, "missing", (json_int_t)totals->missing, "total_us",
+        (json_int_t)totals->total_us, "bytes_sent", (json_int_t)totals->bytes_sent,
+        "bytes_received", (json_int_t)totals->bytes_received, "numerics",
+        ep_cli_json_text(totals->last.numerics), "epoch", "term",
         (json_int_t)totals->last.epoch_term, "number", (json_int_t)totals->last.epoch_number,
         "mode", mode_words[totals->last.mode], "node_names", names, "x", x_json, "y", y_json);
 }
@@ -298,7 +279,7 @@ static bool print_totals(const forward_options *options, const ep_cli_batch *bat
     if (ep_cli_output_format == EP_CLI_JSON) {
         return ep_cli_json_print(totals_json(options, batch, y, totals), stdout);
     }
-    shape_text(&batch->x, x_text, sizeof(x_text));
+    shape_text(&batch->args.x, x_text, sizeof(x_text));
     shape_text(y, y_text, sizeof(y_text));
     if (options->random_tokens > 0) {
         snprintf(seed, sizeof(seed), ", random with seed %" PRIu64, options->seed);
@@ -320,6 +301,9 @@ static bool print_totals(const forward_options *options, const ep_cli_batch *bat
     ep_cli_line(
         stdout, "frames  %" PRIu64 ", %" PRIu64 " re-routed; bytes %" PRIu64 " out, %" PRIu64 " in",
         totals->frames, totals->rerouted_frames, totals->bytes_sent, totals->bytes_received);
+    if (totals->missing > 0) {
+        ep_cli_line(stdout, "missing %" PRIu64 " rows, counted as 0", totals->missing);
+    }
     return ferror(stdout) == 0;
 }
 
@@ -342,17 +326,17 @@ static ep_err run_batch(const forward_options *options, const ep_cli_batch *batc
 {
     forward_service service = {.client = NULL};
     ep_cli_gate gate = {.chosen = NULL};
-    ep_err err = allocate_out(batch, out_y, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
+    int64_t top_k = batch->top_k;
+    ep_err err = EP_OK;
     if (ep_cli_layer_wanted.logits != NULL) {
         err = ep_cli_gate_read(ep_cli_layer_wanted.logits, ep_cli_layer_wanted.args.layer, &gate,
                                out_error);
         err = err == EP_OK ? ep_cli_gate_choose(&gate, ep_cli_layer_wanted.in, batch, out_error)
                            : err;
         service.gate = &gate;
+        top_k = gate.layer.config.top_k;
     }
+    err = err == EP_OK ? allocate_out(batch, top_k, out_y, out_error) : err;
     if (err == EP_OK) {
         err = options->gateway ? ep_cli_gateway_open(&ep_cli_peer, &service.gateway, out_error)
                                : ep_cli_connect_client(&ep_cli_peer, &service.client, out_error);
@@ -365,7 +349,7 @@ static ep_err run_batch(const forward_options *options, const ep_cli_batch *batc
     ep_client_destroy(service.client);
     ep_cli_gate_fini(&gate);
     if (err == EP_OK) {
-        totals->y_crc = ep_crc32c(0, out_y->data, ep_dtype_bytes(out_y->dtype) * elements(out_y));
+        totals->y_crc = ep_crc32c(0, out_y->data, ep_cli_tensor_bytes(out_y));
     }
     if (err == EP_OK && options->out != NULL) {
         const ep_named_tensor named = {.name = "y", .tensor = *out_y};
@@ -433,16 +417,16 @@ static ep_err make_random(const ep_cli_connect *connect, const ep_moe_args *args
                            "no memory for %" PRIu32 " tokens of %" PRIu32 " values", tokens,
                            shape->hidden);
     } else {
-        *out_batch = (ep_cli_batch){
-            .tokens = tokens,
-            .top_k = shape->top_k,
-            .hidden = shape->hidden,
-            .x = ep_tensor_2d(random.x, EP_DTYPE_BF16, tokens, shape->hidden),
-            .expert_ids = ep_tensor_2d(random.ids, EP_DTYPE_I32, tokens, shape->top_k),
-            .expert_scales = ep_tensor_2d(random.scales, EP_DTYPE_F32, tokens, shape->top_k),
-            .logits = ep_tensor_none(),
-            .x_scales = ep_tensor_none(),
-            .active_mask = ep_tensor_none()};
+        *out_batch = (ep_cli_batch){.tokens = tokens,
+                                    .top_k = shape->top_k,
+                                    .hidden = shape->hidden,
+                                    .logits = ep_tensor_none(),
+                                    .token_ids = ep_tensor_none()};
+        ep_moe_args *inputs = &out_batch->args;
+        ep_moe_args_init(inputs);
+        inputs->x = ep_tensor_2d(random.x, EP_DTYPE_BF16, tokens, shape->hidden);
+        inputs->expert_ids = ep_tensor_2d(random.ids, EP_DTYPE_I32, tokens, shape->top_k);
+        inputs->expert_scales = ep_tensor_2d(random.scales, EP_DTYPE_F32, tokens, shape->top_k);
     }
     ep_routing_table_unref(table);
     return err;

@@ -31,7 +31,7 @@ typedef struct encode_options {
     /* of a safetensors file; none: tensors is the section itself */
     const char *tensor_names[TENSORS_MAX];
     size_t tensor_names_count;
-    ep_rpc_metadata metadata[METADATA_MAX + 1]; /* room for the token */
+    ep_rpc_metadata metadata[METADATA_MAX + 2]; /* room for token and tenant */
     size_t metadata_count;
     char token[EP_CLI_TOKEN_BYTES_MAX + 2]; /* "" none */
     char authorization[sizeof(EP_RPC_DOOR_TOKEN_PREFIX) + EP_CLI_TOKEN_BYTES_MAX + 2];
@@ -96,6 +96,10 @@ static void check_options(struct argp_state *state)
                        options->method->service->name, options->method->method->name);
         }
         ep_cli_layer_require(state);
+    }
+    if (ep_cli_layer_wanted.args.tenant != NULL) {
+        options->metadata[options->metadata_count++] =
+            (ep_rpc_metadata){"tenant", ep_cli_layer_wanted.args.tenant};
     }
     if ((options->json != NULL) + (options->json_file != NULL) + from_batch > 1) {
         argp_error(state,

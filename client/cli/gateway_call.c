@@ -10,9 +10,11 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "batch_file.h"
 #include "gateway_request.h"
 #include "observe/trace.h"
 #include "rpc/rpc.h"
+#include "wire/moe_parameters.h"
 
 struct ep_cli_gateway {
     const ep_cli_connect *connect;
@@ -96,28 +98,26 @@ static ep_err take_reply(gateway_answer *answer, const ep_rpc_reply *reply)
     ep_moe_result *result = answer->result;
     const Expertd__V1__GatewayForwardReply *header =
         (const Expertd__V1__GatewayForwardReply *)(const void *)reply->header;
-    if (header->tokens != (uint32_t)answer->out->shape[0] ||
-        header->hidden != (uint32_t)answer->out->shape[1] ||
-        header->dtype != (uint32_t)answer->out->dtype || reply->tensor_bytes != answer->out_bytes ||
-        header->mode > EP_MOE_PREFILL) {
-        return ep_error_set(&result->error, EP_ERR_PROTOCOL,
-                            "the gateway's result is [%" PRIu32 ",%" PRIu32 "] of type %" PRIu32
-                            " in %zu bytes, mode %" PRIu32 ": asked for was [%" PRId64 ",%" PRId64
-                            "] of type %u in %zu bytes",
-                            header->tokens, header->hidden, header->dtype, reply->tensor_bytes,
-                            header->mode, answer->out->shape[0], answer->out->shape[1],
-                            (unsigned)answer->out->dtype, answer->out_bytes);
+    const ep_tensor *out = answer->out;
+    if (header->tokens != (uint32_t)out->shape[0] ||
+        header->hidden != (uint32_t)out->shape[out->rank - 1] ||
+        header->dtype != (uint32_t)out->dtype || reply->tensor_bytes != answer->out_bytes) {
+        return ep_error_set(
+            &result->error, EP_ERR_PROTOCOL,
+            "the gateway's result is [%" PRIu32 ",%" PRIu32 "] of type %" PRIu32
+            " in %zu bytes: asked for was [%" PRId64 ",%" PRId64 "] of type %u in %zu bytes",
+            header->tokens, header->hidden, header->dtype, reply->tensor_bytes, out->shape[0],
+            out->shape[out->rank - 1], (unsigned)out->dtype, answer->out_bytes);
+    }
+    if (ep_parameters_check(&ep_moe_result_parameters, header, true, &result->error) != EP_OK) {
+        ep_error_prefix(&result->error, EP_ERR_PROTOCOL, "the gateway's result");
+        return result->error.code = EP_ERR_PROTOCOL;
     }
     if (answer->out_bytes > 0) {
         memcpy(answer->out->data, reply->tensors, answer->out_bytes);
     }
-    result->mode = (ep_moe_mode)header->mode;
-    result->nodes = header->nodes;
-    result->frames = header->frames;
-    result->rerouted_frames = header->rerouted_frames;
-    result->missing_count = header->missing_count;
+    ep_parameters_from_message(&ep_moe_result_parameters, header, result);
     result->missing_first_slot = header->n_missing_slots > 0 ? header->missing_slots[0] : 0;
-    result->total_us = header->total_us;
     if (header->epoch != NULL) {
         result->epoch_term = header->epoch->term;
         result->epoch_number = header->epoch->number;
@@ -201,15 +201,25 @@ static void trace_end(gateway_trace *trace, ep_err status)
 
 /* ---- the call ---- */
 
-static ep_err call(ep_cli_gateway *gateway, const ep_cli_gateway_request *forward,
-                   uint64_t deadline_us, gateway_trace *trace, gateway_answer *answer)
+static ep_err call(ep_cli_gateway *gateway, const ep_moe_args *args,
+                   const ep_cli_gateway_request *forward, gateway_trace *trace,
+                   gateway_answer *answer)
 {
-    ep_rpc_metadata metadata = {"traceparent", trace->traceparent};
+    const uint64_t deadline_us =
+        args->deadline_us != 0 ? args->deadline_us : gateway->connect->timeout_us;
+    ep_rpc_metadata metadata[2];
+    size_t metadata_count = 0;
+    if (trace->traceparent[0] != '\0') {
+        metadata[metadata_count++] = (ep_rpc_metadata){"traceparent", trace->traceparent};
+    }
+    if (args->tenant != NULL) {
+        metadata[metadata_count++] = (ep_rpc_metadata){"tenant", args->tenant};
+    }
     ep_rpc_request request = {
         .id = ep_rpc_call_id_next(),
         .trace = trace->forward.trace,
-        .metadata = &metadata,
-        .metadata_count = trace->traceparent[0] != '\0' ? 1 : 0,
+        .metadata = metadata,
+        .metadata_count = metadata_count,
         .method = ep_rpc_method_by_name("expertd.v1.Gateway", "Forward"),
         .header = &forward->header.base,
         .tensors = forward->tensors,
@@ -245,12 +255,16 @@ static ep_err run_call(ep_cli_gateway *gateway, const ep_moe_args *args, const e
     if (err != EP_OK) {
         return err;
     }
+    if (ep_cli_tensor_bytes(out) != request.layout.reply_bytes) {
+        ep_cli_gateway_request_fini(&request);
+        return ep_error_set(error, EP_ERR_INVALID_ARGUMENT,
+                            "out has %zu bytes: the result of this call has %zu",
+                            ep_cli_tensor_bytes(out), request.layout.reply_bytes);
+    }
     gateway_answer answer = {
         .out = out, .out_bytes = request.layout.reply_bytes, .result = out_result};
     out_result->bytes_sent = request.layout.total_bytes;
-    err = call(gateway, &request,
-               args->deadline_us != 0 ? args->deadline_us : gateway->connect->timeout_us, trace,
-               &answer);
+    err = call(gateway, args, &request, trace, &answer);
     ep_cli_gateway_request_fini(&request);
     return err;
 }

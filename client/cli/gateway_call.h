@@ -21,9 +21,9 @@ ep_err ep_cli_gateway_open(const ep_cli_connect *connect, ep_cli_gateway **out_g
 void ep_cli_gateway_close(ep_cli_gateway *gateway);
 
 /*
- * As ep_moe_forward; with gate, which may be NULL, as ep_moe_forward_logits. Tensors are
- * contiguous, the active mask has one dimension, the result is combined: else INVALID_ARGUMENT. out
- * is written only on success. Bytes in the result are those between here and the gateway.
+ * As ep_moe_forward; with gate, which may be NULL, as ep_moe_forward_logits. out is contiguous and
+ * written only on success. args->missing_slots must be NULL. Bytes in the result are those between
+ * here and the gateway.
  */
 ep_err ep_cli_gateway_forward(ep_cli_gateway *gateway, const ep_moe_args *args,
                               const ep_gate_config *gate, const ep_tensor *logits,

@@ -16,9 +16,8 @@ typedef struct ep_cli_gateway_request {
 } ep_cli_gateway_request;
 
 /*
- * gate NULL: ids and scales of args are used, else logits. Tensors are contiguous, the active mask
- * has one dimension, the result is combined. Errors: INVALID_ARGUMENT, NO_MEMORY; nothing is then
- * to be freed.
+ * gate NULL: ids and scales of args are used, else logits. Errors: INVALID_ARGUMENT, NO_MEMORY;
+ * nothing is then to be freed.
  */
 ep_err ep_cli_gateway_request_make(const ep_moe_args *args, const ep_gate_config *gate,
                                    const ep_tensor *logits, ep_dtype out_dtype,

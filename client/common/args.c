@@ -8,7 +8,8 @@
 
 #include "base/check.h"
 #include "base/struct_size.h"
-#include "moe/convert.h"
+#include "wire/gateway_codec.h"
+#include "wire/moe_parameters.h"
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
@@ -167,39 +168,6 @@ static ep_err check_strings(const ep_moe_args *args, ep_error *out_error)
     return EP_OK;
 }
 
-static ep_err check_choices(const ep_moe_args *args, ep_error *out_error)
-{
-    const struct {
-        const char *name;
-        unsigned value;
-        unsigned max;
-        const char *allowed;
-    } choices[] = {
-        {"mode", (unsigned)args->mode, EP_MOE_PREFILL, "0 (auto), 1 (decode), 2 (prefill)"},
-        {"result", (unsigned)args->result, EP_MOE_UNCOMBINED,
-         "0 (combined), 1 (partial), 2 (uncombined)"},
-        {"shared_source", (unsigned)args->shared_source, EP_MOE_SHARED_NONE,
-         "0 (service), 1 (caller), 2 (none)"},
-        {"comm_alg", (unsigned)args->comm_alg, EP_MOE_COMM_AUTO,
-         "0 (default), 1 (fullmesh), 2 (hierarchy), 3 (auto)"},
-        {"combine_at", (unsigned)args->combine_at, EP_MOE_COMBINE_NODE_SUM,
-         "0 (rows), 1 (node_sum)"},
-        {"weight_on", (unsigned)args->weight_on, EP_MOE_WEIGHT_ON_INPUT, "0 (output) or 1 (input)"},
-        {"NaN policy", (unsigned)args->nan_policy, EP_NAN_MEAN,
-         "0 (pass), 1 (reject), 2 (zero), 3 (mean)"},
-        {"rule of constant experts", (unsigned)args->const_rule, EP_MOE_CONST_LINEAR,
-         "0 (kernel), 1 (linear)"}};
-    for (size_t i = 0; i < EP_ARRAY_COUNT(choices); i++) {
-        if (choices[i].value > choices[i].max) {
-            return BAD("%s %u: allowed %s", choices[i].name, choices[i].value, choices[i].allowed);
-        }
-    }
-    if (!(args->x_abs_max >= 0.0f)) {
-        return BAD("limit of |x| is %g: allowed 0 (off) or more", (double)args->x_abs_max);
-    }
-    return EP_OK;
-}
-
 /* Choices that exclude each other. */
 static ep_err check_together(const ep_moe_args *args, ep_error *out_error)
 {
@@ -237,7 +205,7 @@ ep_err ep_args_take(const ep_moe_args *given, const ep_tensor *out, ep_moe_args 
         return BAD("out is NULL");
     }
     if ((err = check_strings(args, out_error)) != EP_OK ||
-        (err = check_choices(args, out_error)) != EP_OK) {
+        (err = ep_parameters_check(&ep_moe_parameters, args, false, out_error)) != EP_OK) {
         return err;
     }
     if (args->deadline_us >= UINT32_MAX) {
@@ -368,6 +336,11 @@ static ep_err fill_special(const ep_moe_args *args, ep_batch *batch, ep_error *o
         }
         *rows[i] = rows_of(tensors[i]);
     }
+    for (size_t i = 0; i < 3 && args->const_experts == 0; i++) {
+        if (tensors[i]->rank != 0) {
+            return BAD("%s is given, but const_experts is 0: allowed with 1 or more", names[i]);
+        }
+    }
     return EP_OK;
 }
 
@@ -412,13 +385,6 @@ static ep_err fill_quant(const ep_moe_args *args, const ep_layer_shape *shape, e
                          ep_error *out_error)
 {
     unsigned dispatch = (unsigned)args->dispatch_quant;
-    if (dispatch != EP_MOE_DISPATCH_PLAIN && dispatch != EP_MOE_DISPATCH_INT8 &&
-        dispatch != EP_MOE_DISPATCH_FP8) {
-        return BAD("dispatch_quant %u: allowed 0 (plain), 2 (int8), 3 (fp8)", dispatch);
-    }
-    if (args->combine_quant != EP_MOE_COMBINE_PLAIN && args->combine_quant != EP_MOE_COMBINE_INT8) {
-        return BAD("combine_quant %u: allowed 0 (plain), 2 (int8)", (unsigned)args->combine_quant);
-    }
     if (dispatch != EP_MOE_DISPATCH_PLAIN && args->x.dtype == EP_DTYPE_I8) {
         return BAD("dispatch_quant is %u, but x is i8 already: allowed with bf16, f16, f32 only",
                    dispatch);
@@ -476,21 +442,17 @@ static uintptr_t end_of(const ep_tensor *tensor)
 /* The result is written while inputs are still read. */
 static ep_err check_apart(const ep_moe_args *args, const ep_tensor *out, ep_error *out_error)
 {
-    const char *names[] = {"x",           "x_scales",      "expert_ids", "expert_scales",
-                           "active_mask", "partial_slots", "shared",     "smooth_scales"};
-    const ep_tensor *inputs[] = {
-        &args->x,           &args->x_scales,      &args->expert_ids, &args->expert_scales,
-        &args->active_mask, &args->partial_slots, &args->shared,     &args->smooth_scales};
+    ep_moe_tensor row;
     if (is_empty(out)) {
         return EP_OK;
     }
-    for (size_t i = 0; i < sizeof(inputs) / sizeof(inputs[0]); i++) {
-        const ep_tensor *in = inputs[i];
+    for (uint32_t i = 0; ep_moe_tensor_row(i, &row); i++) {
+        const ep_tensor *in = (const ep_tensor *)(const void *)((const uint8_t *)args + row.at);
         if (in->rank == 0 || is_empty(in)) {
             continue;
         }
         if ((uintptr_t)out->data < end_of(in) && (uintptr_t)in->data < end_of(out)) {
-            return BAD("out overlaps %s: they must be apart", names[i]);
+            return BAD("out overlaps %s: they must be apart", row.name);
         }
     }
     return EP_OK;
@@ -527,10 +489,6 @@ ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const ch
     batch->x_abs_max = args->x_abs_max;
     batch->allow_duplicates = args->allow_duplicates;
     batch->wire_dtype = args->wire_dtype == EP_DTYPE_NONE ? EP_DTYPE_BF16 : args->wire_dtype;
-    if (!ep_dtype_is_float(batch->wire_dtype)) {
-        return BAD("a row on the wire has type %s (%u): allowed bf16, f16, f32",
-                   ep_dtype_name(batch->wire_dtype), (unsigned)batch->wire_dtype);
-    }
     if ((err = fill_x(args, model, shape, batch, out_error)) != EP_OK ||
         (err = fill_slots(args, shape, batch, out_error)) != EP_OK ||
         (err = fill_masks(args, batch, out_error)) != EP_OK ||

@@ -1,59 +1,79 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * GatewayForwardRequest (proto/gateway.proto): where each tensor lies behind the header, and the
- * checked view of a request. Both sides use the same layout. Pure.
- *
- *   x | x_scales (i8) | expert_ids | expert_scales (both without gate) | logits (with gate) | bias
- *   (gate.has_bias) | active_mask each part that is present begins at the next multiple of 64 from
- *   the section's start. Little endian.
+ * GatewayForwardRequest (proto/gateway.proto), both ways: from a caller's arguments to the message
+ * and the tensor section behind it, and back. Numbers go by moe_parameters.h, tensors by the rows
+ * here; each part that is present begins at the next multiple of 64 from the section's start.
+ * Little endian. Pure.
  */
 #ifndef EP_WIRE_GATEWAY_CODEC_H
 #define EP_WIRE_GATEWAY_CODEC_H
 
-#include "base/error.h"
-#include "expertd/gate.h"
-#include "expertd/tensor.h"
+#include "expertd/client.h"
 #include "gateway.pb-c.h"
 
 /* A reply names this many missing slots at most, the first ones; missing_count counts all. */
 #define EP_GATEWAY_MISSING_MAX 4096
+#define EP_GATEWAY_PARTS 16
 
-/* Offsets of parts that are absent mean nothing. */
+/* A tensor of ep_moe_args. One that has two forms, [T] and [T,K], has two rows. */
+typedef struct ep_moe_tensor {
+    const char *name;
+    size_t at; /* in ep_moe_args */
+    /* what its dimensions are: T tokens, K slots, H elements of a row, C constant experts, S rows
+     * of smooth_scales; 0: no more */
+    char dims[3];
+} ep_moe_tensor;
+
+/* Row index, in the order of the section; false past the end. */
+bool ep_moe_tensor_row(uint32_t index, ep_moe_tensor *out_row);
+/* The tensor of a row in args. */
+ep_tensor *ep_moe_tensor_of(const ep_moe_tensor *row, ep_moe_args *args);
+/* Makes all tensors absent. */
+void ep_moe_tensors_none(ep_moe_args *args);
+/* No slot of the token is active, by a mask of either form. */
+bool ep_moe_token_is_masked(const ep_moe_args *args, int64_t token);
+
 typedef struct ep_gateway_layout {
-    size_t x_offset;
-    size_t x_scales_offset;
-    size_t ids_offset;
-    size_t scales_offset;
-    size_t logits_offset;
-    size_t bias_offset;
-    size_t factors_offset;
-    size_t chosen_offset;
-    size_t mask_offset;
+    size_t offset[EP_GATEWAY_PARTS];
+    size_t bytes[EP_GATEWAY_PARTS]; /* 0: absent, or empty */
     size_t total_bytes;
-    size_t reply_bytes; /* y [tokens, hidden] out_dtype */
+    size_t reply_bytes; /* y [tokens, hidden] out_dtype, uncombined [tokens, top_k, hidden] */
 } ep_gateway_layout;
 
 /*
  * Checks every count and enumeration of the header by itself; what depends on the layer or the
  * gate's rule is checked by those who know it.
- * Errors: INVALID_ARGUMENT naming field, value, allowed range.
+ * Errors: INVALID_ARGUMENT naming field, value, allowed range; UNIMPLEMENTED (a field of a newer
+ * version).
  */
 ep_err ep_gateway_layout_make(const Expertd__V1__GatewayForwardRequest *header,
                               ep_gateway_layout *out_layout, ep_error *out_error);
 
-/* A checked request. Pointers go into the frame; NULL where the part is absent. */
+/*
+ * The caller's side. gate NULL: ids and scales of args are used, else logits. Initialises both
+ * messages; header points to gate_message and to the texts of args. Errors: INVALID_ARGUMENT, for
+ * what a gateway does not take too.
+ */
+ep_err ep_gateway_request_fill(const ep_moe_args *args, const ep_gate_config *gate,
+                               const ep_tensor *logits, ep_dtype out_dtype,
+                               Expertd__V1__GatewayForwardRequest *out_header,
+                               Expertd__V1__GateConfig *out_gate_message, ep_error *out_error);
+/* Writes all of the section. What was filled into the header. */
+void ep_gateway_request_pack(const ep_moe_args *args, const ep_gate_config *gate,
+                             const ep_tensor *logits, const ep_gateway_layout *layout,
+                             uint8_t *out_section);
+
+/* The gateway's side: a checked request. Tensors lie in the frame. */
 typedef struct ep_gateway_view {
-    const uint8_t *x;
-    const float *x_scales;
-    const uint8_t *ids;
-    const uint8_t *scales;
-    const float *logits;
-    const uint8_t *active_mask;
-    ep_gate_config gate; /* with header->gate; its arrays set */
+    ep_moe_args args;    /* but deadline_us, traceparent and tenant */
+    ep_gate_config gate; /* with header->gate */
+    ep_tensor logits;
+    ep_tensor out; /* data NULL: to be set to reply_bytes bytes */
     size_t reply_bytes;
 } ep_gateway_view;
 
-/* tensors must be 64-byte aligned and exactly as long as the header says. Errors: as above. */
+/* tensors must be 64-byte aligned and exactly as long as the header says. Errors: as of
+ * ep_gateway_layout_make. */
 ep_err ep_gateway_view_make(const Expertd__V1__GatewayForwardRequest *header,
                             const uint8_t *tensors, size_t tensor_bytes, ep_gateway_view *out_view,
                             ep_error *out_error);

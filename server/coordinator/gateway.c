@@ -13,6 +13,7 @@
 #include "moe/load_statistics.h"
 #include "observe/trace.h"
 #include "wire/gateway_codec.h"
+#include "wire/moe_parameters.h"
 
 #define RETRY_AFTER_US_MIN 1000u
 #define TABLE_RETRY_US 500000u
@@ -215,11 +216,7 @@ static void send_reply(gateway_request *request, const ep_moe_result *result)
     reply.hidden = request->header->hidden;
     reply.dtype = request->header->out_dtype;
     reply.numerics = (char *)(uintptr_t)result->numerics;
-    reply.mode = (uint32_t)result->mode;
-    reply.nodes = result->nodes;
-    reply.frames = result->frames;
-    reply.rerouted_frames = result->rerouted_frames;
-    reply.missing_count = result->missing_count;
+    ep_parameters_to_message(&ep_moe_result_parameters, result, &reply);
     if (request->header->allow_missing) {
         reply.missing_slots = request->missing;
         reply.n_missing_slots = result->missing_count < EP_GATEWAY_MISSING_MAX
@@ -342,73 +339,30 @@ static ep_err fill_deadline(const ep_rpc_call *call, uint64_t now_ns, ep_moe_arg
     return EP_OK;
 }
 
-/* Tensors are only read; the public type has one pointer for both uses. */
-static ep_tensor matrix(const void *data, uint32_t dtype, uint32_t rows, uint32_t columns)
-{
-    return ep_tensor_2d((void *)(uintptr_t)data, (ep_dtype)dtype, rows, columns);
-}
-
-static ep_tensor vector(const void *data, ep_dtype dtype, uint32_t count)
-{
-    return ep_tensor_1d((void *)(uintptr_t)data, dtype, count);
-}
-
-static void fill_args(const Expertd__V1__GatewayForwardRequest *header, const ep_gateway_view *view,
-                      const ep_rpc_call *call, ep_moe_args *out_args)
-{
-    ep_moe_args_init(out_args);
-    out_args->model = header->model;
-    out_args->version = header->version[0] != 0 ? header->version : NULL;
-    out_args->layer = header->layer;
-    out_args->x = matrix(view->x, header->x_dtype, header->tokens, header->hidden);
-    if (header->x_dtype == EP_DTYPE_I8) {
-        out_args->x_scales = vector(view->x_scales, EP_DTYPE_F32, header->tokens);
-    }
-    if (header->gate == NULL && header->top_k > 0) {
-        out_args->expert_ids = matrix(view->ids, header->ids_dtype, header->tokens, header->top_k);
-        out_args->expert_scales =
-            matrix(view->scales, header->scales_dtype, header->tokens, header->top_k);
-    }
-    if (header->has_active_mask) {
-        out_args->active_mask = vector(view->active_mask, EP_DTYPE_BOOL, header->tokens);
-    }
-    out_args->zero_experts = header->zero_experts;
-    out_args->copy_experts = header->copy_experts;
-    out_args->weight_on = (ep_moe_weight_on)header->weight_on;
-    out_args->shared_source = (ep_moe_shared)header->shared;
-    out_args->nan_policy = (ep_moe_nan)header->nan_policy;
-    out_args->mode = (ep_moe_mode)header->mode;
-    out_args->wire_dtype = (ep_dtype)header->wire_dtype;
-    out_args->allow_duplicates = header->allow_duplicates;
-    out_args->allow_missing = header->allow_missing;
-    out_args->traceparent = ep_rpc_call_metadata(call, "traceparent");
-    out_args->tenant = ep_rpc_call_metadata(call, "tenant");
-}
-
 /* ---- the handler ---- */
 
 /* Begins the layer call. On success its completion ends the rpc call and counts it out. */
-static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_moe_args *args,
-                    ep_error *out_error)
+static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_error *out_error)
 {
     const Expertd__V1__GatewayForwardRequest *header = request->header;
     ep_client *client = request->gateway->client->client;
-    ep_tensor out = matrix(request->reply->data, header->out_dtype, header->tokens, header->hidden);
+    ep_moe_args args = view->args;
+    ep_tensor out = view->out;
     ep_call *layer_call = NULL;
     ep_err err;
+    out.data = request->reply->data;
     if (header->allow_missing) {
-        args->missing_slots = request->missing;
-        args->missing_slots_max = EP_GATEWAY_MISSING_MAX;
+        args.missing_slots = request->missing;
+        args.missing_slots_max = EP_GATEWAY_MISSING_MAX;
     }
     request->client = request->gateway->client;
     __atomic_fetch_add(&request->client->calls, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&request->refs, 1, __ATOMIC_RELAXED);
     if (header->gate != NULL) {
-        ep_tensor logits = matrix(view->logits, EP_DTYPE_F32, header->tokens, header->experts);
-        err = ep_moe_forward_logits_async(client, args, &view->gate, &logits, &out, on_done,
+        err = ep_moe_forward_logits_async(client, &args, &view->gate, &view->logits, &out, on_done,
                                           request, &layer_call, out_error);
     } else {
-        err = ep_moe_forward_async(client, args, &out, on_done, request, &layer_call, out_error);
+        err = ep_moe_forward_async(client, &args, &out, on_done, request, &layer_call, out_error);
     }
     if (err != EP_OK) {
         __atomic_sub_fetch(&request->client->calls, 1, __ATOMIC_RELEASE);
@@ -438,10 +392,11 @@ static double *sum_probabilities(const ep_gateway *gateway,
                        : NULL;
     *out_tokens = 0;
     for (uint32_t t = 0; sums != NULL && t < header->tokens; t++) {
-        if (view->active_mask == NULL || view->active_mask[t] != 0) {
+        if (!ep_moe_token_is_masked(&view->args, t)) {
             ep_load_add_probabilities(view->gate.select == EP_GATE_SIGMOID,
-                                      view->logits + (size_t)t * header->experts, header->experts,
-                                      sums);
+                                      (const float *)view->logits.data +
+                                          (size_t)t * header->experts,
+                                      header->experts, sums);
             (*out_tokens)++;
         }
     }
@@ -451,7 +406,7 @@ static double *sum_probabilities(const ep_gateway *gateway,
 /* Begins the layer call; logits that were taken are counted. They are read before it begins, for
  * its end may come at once and takes the frame. */
 static ep_err start_counted(gateway_request *request, const ep_gateway_view *view,
-                            ep_moe_args *args, ep_error *out_error)
+                            ep_error *out_error)
 {
     ep_gateway *gateway = request->gateway;
     const Expertd__V1__GatewayForwardRequest *header = request->header;
@@ -461,7 +416,7 @@ static ep_err start_counted(gateway_request *request, const ep_gateway_view *vie
     ep_model_desc model;
     double *sums = sum_probabilities(gateway, header, view, &tokens);
     bool counts = sums != NULL && tokens > 0 && find_model(gateway->client->client, header, &model);
-    ep_err err = start(request, view, args, out_error);
+    ep_err err = start(request, view, out_error);
     if (err == EP_OK && counts) {
         ep_load_sums_add_probabilities(gateway->config.loads, model.name, model.version, layer,
                                        experts, sums, tokens);
@@ -477,7 +432,6 @@ static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardR
 {
     char traceparent[EP_TRACEPARENT_CHARS + 1];
     ep_gateway_view view;
-    ep_moe_args args;
     gateway_request *request = NULL;
     const ep_rpc_incoming *asked = ep_rpc_call_incoming(call);
     ep_err err =
@@ -493,8 +447,9 @@ static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardR
     if (err != EP_OK) {
         return err;
     }
-    fill_args(header, &view, call, &args);
-    err = fill_deadline(call, now_ns, &args, out_error);
+    view.args.traceparent = ep_rpc_call_metadata(call, "traceparent");
+    view.args.tenant = ep_rpc_call_metadata(call, "tenant");
+    err = fill_deadline(call, now_ns, &view.args, out_error);
     err = err != EP_OK
               ? err
               : request_create(gateway, call, header, view.reply_bytes, &request, out_error);
@@ -506,10 +461,10 @@ static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardR
     request->trace = *trace;
     if (trace->call != 0) {
         ep_traceparent_format(trace->trace, trace->call, traceparent);
-        args.traceparent = traceparent; /* copied when the layer call begins */
+        view.args.traceparent = traceparent; /* copied when the layer call begins */
     }
     ep_rpc_call_on_cancel(call, on_cancel, request);
-    err = start_counted(request, &view, &args, out_error);
+    err = start_counted(request, &view, out_error);
     /* on_cancel may run until the call is finished: the request goes after that */
     if (err != EP_OK) {
         refuse(gateway, call, out_error, now_ns, trace);

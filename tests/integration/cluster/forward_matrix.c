@@ -3,8 +3,7 @@
  * expertctl forward writes the oracle's file, byte for byte, whatever serves the layer: 1, 2, 3 or
  * 6 nodes, uniform or static placement, one or two copies, one or two compute threads, decode or
  * prefill, the batch in one call or cut up, T from 0 to 4096; with rows in 8 bits too; and whatever
- * carries the rows: each stream lane, shared memory. What the gateway does not carry is refused by
- * name.
+ * carries the rows: each stream lane, shared memory.
  */
 #include <fcntl.h>
 #include <math.h>
@@ -256,38 +255,6 @@ static uint32_t forward_quantised(ep_test_cluster *cluster)
     return EP_ARRAY_COUNT(ways);
 }
 
-/* A request for the gateway has no field for what these ask for. */
-static void expect_refused_for_gateway(const char *directory)
-{
-    static const char *const wishes[][2] = {{"--dispatch-quant=int8", "dispatch_quant is set"},
-                                            {"--combine-quant=int8", "combine_quant is set"},
-                                            {"--comm-alg=hierarchy", "comm_alg is set"},
-                                            {"--combine-at=node_sum", "combine_at is set"}};
-    char in[PATH_BYTES];
-    char out[PATH_BYTES];
-    input_path(in, 7);
-    snprintf(out, sizeof(out), "%s/frame", directory);
-    for (size_t i = 0; i < EP_ARRAY_COUNT(wishes); i++) {
-        char *output = NULL;
-        const char *args[] = {"frame",
-                              "encode",
-                              "--method=expertd.v1.Gateway/Forward",
-                              "--model=demo",
-                              "--layer=0",
-                              "--in",
-                              in,
-                              "-o",
-                              out,
-                              wishes[i][0],
-                              NULL};
-        int code = ep_test_process_run(directory, "encode", ep_test_expertctl, args, NULL,
-                                       EP_TEST_PATIENCE_MS, &output);
-        EP_TEST_CHECK(code != 0 && strstr(output, wishes[i][1]) != NULL, "%s: exit code %d: %s",
-                      wishes[i][0], code, output);
-        free(output);
-    }
-}
-
 /* One lane for everything that moves rows, and how to see that it did. */
 typedef struct lane_case {
     const char *name;
@@ -424,7 +391,6 @@ int main(void)
     uint32_t runs = 0;
     uint32_t services_run = 0;
     make_fixture();
-    expect_refused_for_gateway(fixture_dir);
     for (uint32_t i = 0; i < EP_ARRAY_COUNT(services); i++) {
         for (uint32_t threads = 1; threads <= 2; threads++) {
             /* a process starts slowly under a sanitizer */

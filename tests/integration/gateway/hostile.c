@@ -67,11 +67,24 @@ static const wrong_case cases[] = {
     {"ids_dtype", false, FIELD(ids_dtype), false, 3, "ids_dtype 3"},
     {"scales_dtype", false, FIELD(scales_dtype), false, 7, "scales_dtype 7"},
     {"experts without gate", false, FIELD(experts), false, 8, "experts 8: allowed 0 without gate"},
-    {"weight_on", false, FIELD(weight_on), false, 2, "weight_on 2: allowed 0..1"},
-    {"shared by the caller", false, FIELD(shared), false, 1,
-     "shared 1: allowed 0 (service), 2 (none)"},
-    {"nan_policy", false, FIELD(nan_policy), false, 4, "nan_policy 4: allowed 0..3"},
-    {"mode", false, FIELD(mode), false, 3, "mode 3: allowed 0..2"},
+    {"weight_on", false, FIELD(weight_on), false, 2, "weight_on 2: allowed 0 (output), 1 (input)"},
+    {"shared_source", false, FIELD(shared_source), false, 3,
+     "shared_source 3: allowed 0 (service), 1 (caller), 2 (none)"},
+    {"shared of no call", false, FIELD(shared_dtype), false, 1, "tensor section has"},
+    {"shared of int8", false, FIELD(shared_dtype), false, 4,
+     "shared_dtype 4: allowed 0 (none), 1 (bf16), 2 (f16), 3 (f32)"},
+    {"dispatch_quant", false, FIELD(dispatch_quant), false, 1,
+     "dispatch_quant 1: allowed 0 (plain), 2 (int8), 3 (fp8)"},
+    {"a negative limit of x", false, FIELD(x_abs_max), false, 0xbf800000,
+     "x_abs_max -1: allowed 0 (off) or more"},
+    {"smooth_rows", false, FIELD(smooth_rows), false, 65536, "smooth_rows 65536: allowed 0..65535"},
+    {"partial without its slots", false, FIELD(result), false, EP_MOE_PARTIAL,
+     "partial_slots is missing"},
+    {"half a step group", false, FIELD(step_group_size), false, 2,
+     "step_group is 0, step_group_size 2"},
+    {"nan_policy", false, FIELD(nan_policy), false, 4,
+     "nan_policy 4: allowed 0 (pass), 1 (reject), 2 (zero), 3 (mean)"},
+    {"mode", false, FIELD(mode), false, 3, "mode 3: allowed 0 (auto), 1 (decode), 2 (prefill)"},
     {"mode 2^31", false, FIELD(mode), false, 1u << 31, "mode 2147483648"},
     {"zero_experts", false, FIELD(zero_experts), false, 65536, "zero_experts 65536"},
     {"copy_experts", false, FIELD(copy_experts), false, 65536, "copy_experts 65536"},
@@ -142,7 +155,7 @@ static void wrong_values(gateway_raw *raw)
     size_t mask_bytes = bytes_for(&header);
     tensors[mask_bytes - 1] = 2;
     expect(raw, "mask value", &header, mask_bytes, EP_ERR_INVALID_ARGUMENT,
-           "active_mask of token 3 is 2: allowed 0, 1");
+           "token mask is 2 at token 3: allowed 0 or 1");
     tensors[mask_bytes - 1] = 0;
     good_request(&header, &gate, false);
     header.allow_duplicates = true; /* all other ids are 0 */
@@ -184,7 +197,7 @@ static void random_requests(gateway_raw *raw)
     static const size_t fields[] = {FIELD(layer),        FIELD(tokens),    FIELD(hidden),
                                     FIELD(top_k),        FIELD(x_dtype),   FIELD(ids_dtype),
                                     FIELD(scales_dtype), FIELD(out_dtype), FIELD(experts),
-                                    FIELD(zero_experts), FIELD(weight_on), FIELD(shared),
+                                    FIELD(zero_experts), FIELD(weight_on), FIELD(shared_source),
                                     FIELD(nan_policy),   FIELD(mode),      FIELD(wire_dtype)};
     static const uint32_t values[] = {0, 1,  2,  3,   4,     6,     7,        8,
                                       9, 64, 65, 255, 65535, 65536, 1u << 31, UINT32_MAX};

@@ -49,18 +49,18 @@ Test(batch_file, reads_all_tensors_and_cuts_them)
     write_batch(path, tensors, 6);
     ASSERT_OK(ep_cli_batch_read(path, &batch, &error), error);
     cr_assert(batch.tokens == 6 && batch.hidden == 4 && batch.top_k == 2);
-    cr_assert_eq(batch.active_mask.rank, 1);
-    cr_assert_eq(batch.x_scales.rank, 0);
+    cr_assert_eq(batch.args.active_mask.rank, 1);
+    cr_assert_eq(batch.args.x_scales.rank, 0);
     cr_assert(strstr(batch.ignored, "activ_mask") != NULL &&
                   strstr(batch.ignored, "x_scales") != NULL,
               "%s", batch.ignored);
     cr_assert_null(strstr(batch.ignored, "expert_ids"), "%s", batch.ignored);
-    ep_tensor part = ep_cli_tensor_rows(&batch.x, 3, 2);
+    ep_tensor part = ep_cli_tensor_rows(&batch.args.x, 3, 2);
     cr_assert(part.shape[0] == 2 && part.shape[1] == 4);
     cr_assert_eq(((uint16_t *)part.data)[0], 12);
-    part = ep_cli_tensor_rows(&batch.expert_ids, 3, 3);
+    part = ep_cli_tensor_rows(&batch.args.expert_ids, 3, 3);
     cr_assert_eq(((int32_t *)part.data)[0], 9);
-    part = ep_cli_tensor_rows(&batch.x_scales, 3, 2);
+    part = ep_cli_tensor_rows(&batch.args.x_scales, 3, 2);
     cr_assert_eq(part.rank, 0);
     ep_cli_batch_free(&batch);
     ep_fixture_remove(dir);
@@ -83,7 +83,7 @@ Test(batch_file, no_tokens_at_all)
     write_batch(path, tensors, 4);
     ASSERT_OK(ep_cli_batch_read(path, &batch, &error), error);
     cr_assert(batch.tokens == 0 && batch.hidden == 4 && batch.top_k == 2 &&
-              batch.x_scales.rank == 1);
+              batch.args.x_scales.rank == 1);
     ep_cli_batch_free(&batch);
     ep_fixture_remove(dir);
 }
