@@ -207,6 +207,17 @@ static void draw_optional(draw_call *c, bool wild)
     }
 }
 
+static bool is_left_out(const draw_call *c, uint32_t token)
+{
+    const uint32_t rank = c->args.active_mask.rank;
+    const uint32_t count = rank == 1 ? 1 : c->top_k;
+    bool active = rank == 0;
+    for (uint32_t k = 0; k < count; k++) {
+        active |= c->mask[token * count + k] != 0;
+    }
+    return !active;
+}
+
 static void draw_gate(draw_call *c, const ep_gate_config *gate)
 {
     c->gate = *gate;
@@ -217,9 +228,7 @@ static void draw_gate(draw_call *c, const ep_gate_config *gate)
         c->gate.seed = ep_splitmix64(&state);
     }
     for (uint32_t i = 0; i < c->tokens * GATEWAY_EXPERTS; i++) { /* padding may hold anything */
-        c->logit_rows[i] = ep_moe_token_is_masked(&c->args, i / GATEWAY_EXPERTS)
-                               ? __builtin_nanf("")
-                               : 4.0f * draw();
+        c->logit_rows[i] = is_left_out(c, i / GATEWAY_EXPERTS) ? __builtin_nanf("") : 4.0f * draw();
     }
     for (uint32_t e = 0; e < GATEWAY_EXPERTS; e++) {
         c->bias[e] = draw();
