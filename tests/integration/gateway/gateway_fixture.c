@@ -41,7 +41,8 @@ void gateway_fixture_init(gateway_fixture *f, uint32_t copies, const char *const
                                              .copies = copies,
                                              .models = f->models,
                                              .models_count = GATEWAY_MODELS,
-                                             .coordinator_args = coordinator_args};
+                                             .coordinator_args = coordinator_args,
+                                             .node_args = f->node_args};
     ep_test_cluster_start(&f->cluster, &options);
     f->connect = (ep_cli_connect){.timeout_us = EP_CLI_TIMEOUT_US_DEFAULT, .payload_crc = true};
     f->connect.coordinator_url = f->cluster.coordinator.rpc_url;
@@ -93,12 +94,11 @@ ep_cli_gateway *gateway_open(gateway_fixture *f)
 
 /* ---- metrics ---- */
 
-double gateway_metric(gateway_fixture *f, const char *name)
+static double read_metric(const char *probe_url, const char *name)
 {
     char *body = NULL;
     double value = -1;
-    EP_TEST_CHECK(ep_test_http_get(f->cluster.coordinator.probe_url, "/metrics", &body) == 200,
-                  "no metrics");
+    EP_TEST_CHECK(ep_test_http_get(probe_url, "/metrics", &body) == 200, "no metrics");
     for (char *line = body; line != NULL && *line != 0;) {
         size_t bytes = strlen(name);
         if (strncmp(line, name, bytes) == 0 && line[bytes] == ' ') {
@@ -109,6 +109,20 @@ double gateway_metric(gateway_fixture *f, const char *name)
     }
     free(body);
     return value;
+}
+
+double gateway_metric(gateway_fixture *f, const char *name)
+{
+    return read_metric(f->cluster.coordinator.probe_url, name);
+}
+
+double gateway_nodes_metric(gateway_fixture *f, const char *name)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < GATEWAY_NODES; i++) {
+        sum += read_metric(f->cluster.nodes[i].probe_url, name);
+    }
+    return sum;
 }
 
 void gateway_wait_metric(gateway_fixture *f, const char *name, double value)

@@ -22,7 +22,8 @@ typedef struct gateway_fixture {
     ep_test_cluster cluster;
     ep_test_model models[GATEWAY_MODELS];
     char paths[GATEWAY_MODELS][EP_TEST_PATH_BYTES];
-    ep_cli_connect connect; /* to the coordinator */
+    ep_cli_connect connect;       /* to the coordinator */
+    const char *const *node_args; /* set before _init; NULL: none */
 } gateway_fixture;
 
 void gateway_fixture_init(gateway_fixture *f, uint32_t copies, const char *const *coordinator_args);
@@ -37,7 +38,9 @@ static inline uint32_t gateway_layer(uint32_t model)
     return model == 0 ? 0 : 1;
 }
 
-/* Value of a metric line that begins with name (with its labels), or -1. */
+/* Value of a metric line that begins with name (with its labels), or -1: of the coordinator, or of
+ * all nodes together. */
+double gateway_nodes_metric(gateway_fixture *f, const char *name);
 double gateway_metric(gateway_fixture *f, const char *name);
 /* Asks again and again until the metric has the value. */
 void gateway_wait_metric(gateway_fixture *f, const char *name, double value);

@@ -12,7 +12,7 @@
 
 typedef Expertd__V1__GatewayForwardRequest request_message;
 
-enum { TOKENS = 4, RANDOM_CALLS = 400 };
+enum { TOKENS = 4, RANDOM_CALLS = 1000 };
 
 static void good_request(request_message *header, Expertd__V1__GateConfig *gate, bool gated)
 {
@@ -194,11 +194,33 @@ static void wrong_values(gateway_raw *raw)
 /* Any u32 fields and any section: an error or, by luck, a result; never an end of the process. */
 static void random_requests(gateway_raw *raw)
 {
-    static const size_t fields[] = {FIELD(layer),        FIELD(tokens),    FIELD(hidden),
-                                    FIELD(top_k),        FIELD(x_dtype),   FIELD(ids_dtype),
-                                    FIELD(scales_dtype), FIELD(out_dtype), FIELD(experts),
-                                    FIELD(zero_experts), FIELD(weight_on), FIELD(shared_source),
-                                    FIELD(nan_policy),   FIELD(mode),      FIELD(wire_dtype)};
+    static const size_t fields[] = {FIELD(layer),
+                                    FIELD(tokens),
+                                    FIELD(hidden),
+                                    FIELD(top_k),
+                                    FIELD(x_dtype),
+                                    FIELD(ids_dtype),
+                                    FIELD(scales_dtype),
+                                    FIELD(out_dtype),
+                                    FIELD(experts),
+                                    FIELD(zero_experts),
+                                    FIELD(weight_on),
+                                    FIELD(shared_source),
+                                    FIELD(nan_policy),
+                                    FIELD(mode),
+                                    FIELD(wire_dtype),
+                                    FIELD(const_experts),
+                                    FIELD(const_rule),
+                                    FIELD(result),
+                                    FIELD(comm_alg),
+                                    FIELD(combine_at),
+                                    FIELD(dispatch_quant),
+                                    FIELD(combine_quant),
+                                    FIELD(shared_dtype),
+                                    FIELD(smooth_rows),
+                                    FIELD(const_v_dtype),
+                                    FIELD(has_active_slots),
+                                    FIELD(has_partial_slots)};
     static const uint32_t values[] = {0, 1,  2,  3,   4,     6,     7,        8,
                                       9, 64, 65, 255, 65535, 65536, 1u << 31, UINT32_MAX};
     uint64_t state = 42;

@@ -143,9 +143,45 @@ static void wrong_options(ways *w)
     EP_TEST_CHECK(count >= 15, "%u options only", count);
 }
 
+/* Nodes count a call for the tenant that it names, by both ways. */
+static void tenants(ways *w)
+{
+    static const char *const hows[] = {"", " --gateway"};
+    const char *counter = "expertd_tenant_tokens_total{tenant=\"alice\"}";
+    for (size_t i = 0; i < EP_ARRAY_COUNT(hows); i++) {
+        char *output = NULL;
+        const double before = gateway_nodes_metric(w->f, counter);
+        int code = ep_test_cluster_ctl(
+            &w->f->cluster, &output,
+            "forward --model=deepseek --layer=1 --in %s --out %s --tenant=alice%s", w->in, w->out,
+            hows[i]);
+        EP_TEST_CHECK(code == 0, "%s", output);
+        EP_TEST_CHECK(gateway_nodes_metric(w->f, counter) > before,
+                      "expertctl forward%s: no node counts for the tenant", hows[i]);
+        free(output);
+    }
+}
+
+/* A batch that any call can have. */
+static void write_plain(ways *w)
+{
+    static const uint16_t x[4 * GATEWAY_HIDDEN];
+    static const int32_t ids[4 * GATEWAY_TOP_K] = {0, 1, 2, 3, 4, 5, 6, 7};
+    static const float scales[4 * GATEWAY_TOP_K];
+    ep_error error;
+    const ep_named_tensor tensors[] = {
+        {"x", ep_tensor_2d((void *)(uintptr_t)x, EP_DTYPE_BF16, 4, GATEWAY_HIDDEN)},
+        {"expert_ids", ep_tensor_2d((void *)(uintptr_t)ids, EP_DTYPE_I32, 4, GATEWAY_TOP_K)},
+        {"expert_scales", ep_tensor_2d((void *)(uintptr_t)scales, EP_DTYPE_F32, 4, GATEWAY_TOP_K)}};
+    EP_TEST_CHECK(ep_safetensors_write(w->in, tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) ==
+                      EP_OK,
+                  "%s", error.text);
+}
+
 int main(void)
 {
-    static gateway_fixture f;
+    static const char *const node_args[] = {"--tenant=alice=1", NULL};
+    static gateway_fixture f = {.node_args = node_args};
     static draw_call c;
     static ways w = {.f = &f};
     ep_cli_gate gate;
@@ -162,6 +198,8 @@ int main(void)
         draw_call_make(&c, i, &gate.layer.config);
         run_call(&w, &c, i);
     }
+    write_plain(&w);
+    tenants(&w);
     wrong_options(&w);
     printf("%u calls: %u equal by all ways, %u refused by all\n", cases, w.same, w.refused);
     draw_report(&w.covered, !ep_test_sanitized);
