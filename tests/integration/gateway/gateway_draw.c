@@ -110,11 +110,11 @@ static void mend(ep_moe_args *args)
 {
     args->x_abs_max = args->x_abs_max > 0.0f && chance(80) ? 1e6f : args->x_abs_max;
     args->step_group_size = args->step_group == 0 ? 0 : 1; /* one rank, or it would wait */
-    /* With sums and an auto or hierarchical way the bits tell who summed, which is not fixed while
-     * nodes still learn of each other. */
+    /* With sums the bits tell who summed, which neither a way chosen by times nor hierarchy while
+     * nodes still learn of each other fixes. */
     if (args->combine_at == EP_MOE_COMBINE_NODE_SUM) {
         args->comm_alg =
-            args->comm_alg == EP_MOE_COMM_HIERARCHY ? EP_MOE_COMM_FULLMESH : args->comm_alg;
+            args->comm_alg == EP_MOE_COMM_DEFAULT ? EP_MOE_COMM_DEFAULT : EP_MOE_COMM_FULLMESH;
         args->result = args->result == EP_MOE_UNCOMBINED ? EP_MOE_COMBINED : args->result;
         args->weight_on = EP_MOE_WEIGHT_ON_OUTPUT;
     }
@@ -197,7 +197,7 @@ static void draw_optional(draw_call *c, bool wild)
     }
     const bool may_smooth = args->dispatch_quant == EP_MOE_DISPATCH_INT8 &&
                             args->combine_at == EP_MOE_COMBINE_ROWS &&
-                            args->comm_alg != EP_MOE_COMM_HIERARCHY;
+                            args->comm_alg <= EP_MOE_COMM_FULLMESH;
     if ((may_smooth || wild) && chance(60)) {
         for (uint32_t i = 0; i < DRAW_SMOOTH_ROWS * GATEWAY_HIDDEN; i++) {
             c->smooth[i] = 1.5f + draw();
