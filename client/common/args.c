@@ -72,12 +72,12 @@ static bool is_empty(const ep_tensor *tensor)
 ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,
                        const ep_dtype *types, ep_error *out_error)
 {
+    if (tensor->rank == 0) { /* forgotten; a zeroed one has no struct_bytes either */
+        return BAD("%s is missing", name);
+    }
     if (tensor->struct_bytes != sizeof(*tensor)) {
         return BAD("%s has struct_bytes %" PRIu32 ": ep_tensor_1d and its like set %zu", name,
                    tensor->struct_bytes, sizeof(*tensor));
-    }
-    if (tensor->rank == 0) {
-        return BAD("%s is missing", name);
     }
     if (tensor->rank != rank) {
         return BAD("%s has rank %" PRIu32 ": allowed %" PRIu32, name, tensor->rank, rank);

@@ -11,6 +11,7 @@
 #include "base/numeric.h"
 #include "group/group_assist.h"
 #include "group/group_profile.h"
+#include "group/group_sizes.h"
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 #define TRY(check)                                                                                 \
@@ -103,6 +104,29 @@ static ep_err check_room(const char *name, const ep_tensor *tensor, int64_t want
                      wanted * (int64_t)each_bytes, formula);
 }
 
+/* A tensor that is optional elsewhere: why says what asks for it here. */
+static ep_err require(const char *name, const ep_tensor *tensor, const char *why, int64_t value,
+                      ep_error *out_error)
+{
+    return tensor->rank != 0
+               ? EP_OK
+               : BAD("%s is missing: it is required with %s %" PRId64, name, why, value);
+}
+
+/* A tensor that this mode does not use may be given, as vendors' programs do; a wrong one is
+ * refused all the same, or it would be used wrongly in the other mode. */
+static ep_err check_unused(const char *name, const ep_tensor *tensor, const ep_dtype *types,
+                           ep_error *out_error)
+{
+    return tensor->rank == 0 ? EP_OK : ep_tensor_check(name, tensor, 1, types, out_error);
+}
+
+static ep_err check_absent(const char *name, const ep_tensor *tensor, const char *why,
+                           ep_error *out_error)
+{
+    return tensor->rank == 0 ? EP_OK : BAD("%s is given: allowed only absent (%s)", name, why);
+}
+
 static ep_rows rows_of(const ep_tensor *tensor)
 {
     return (ep_rows){
@@ -149,13 +173,10 @@ static ep_err check_rows(const char *name, const ep_tensor *tensor, const ep_gro
 static ep_err read_tp(ep_group *group, const ep_group_params *params, group_view *view,
                       ep_error *out_error)
 {
-    ep_group_call *call = &view->call;
-    call->tp_world_size = params->tp_world_size == 0 ? 1 : params->tp_world_size;
-    call->tp_rank = params->tp_rank_id;
-    view->group_tp = params->group_tp;
-    if ((params->group_tp != NULL) != (params->tp_world_size == 2)) {
+    view->group_tp = params->tp_world_size == 2 ? params->group_tp : NULL;
+    if (params->group_tp == NULL ? params->tp_world_size == 2 : params->tp_world_size == 0) {
         return BAD("tp_world_size is %" PRId64
-                   " and group_tp is %s: allowed 2 with group_tp, or 0 or 1 without",
+                   " and group_tp is %s: allowed 2 with group_tp, 1 with or without, 0 without",
                    params->tp_world_size, params->group_tp == NULL ? "not given" : "given");
     }
     if (params->group_tp == NULL) {
@@ -164,6 +185,9 @@ static ep_err read_tp(ep_group *group, const ep_group_params *params, group_view
     if (params->group_tp == group || strcmp(params->group_tp->name, group->name) == 0) {
         return BAD("group_tp is \"%.60s\": allowed another name than group_ep \"%.60s\"",
                    params->group_tp->name, group->name);
+    }
+    if (view->group_tp == NULL) { /* one rank is no pair */
+        return EP_OK;
     }
     if (params->group_tp->world != 2 || params->tp_rank_id != (int64_t)params->group_tp->rank) {
         return BAD("group_tp has %" PRIu32 " ranks and this is its rank %" PRIu32
@@ -190,6 +214,34 @@ static ep_err read_elastic(ep_group *group, const ep_group_params *params, group
                                  view->members, out_error);
 }
 
+/* One shared expert without ranks is how the vendor's callers say "none". */
+void ep_group_call_fill_shared(const ep_group_params *params, ep_group_call *call)
+{
+    call->shared_rows =
+        params->shared_expert_num == 1 && call->shared_ranks == 0 ? 0 : params->shared_expert_num;
+    call->shared_experts = call->shared_ranks > 0 ? call->shared_rows : 0;
+}
+
+ep_err ep_group_call_fill(const ep_group_params *params, uint32_t world, ep_group_call *call,
+                          ep_error *out_error)
+{
+    call->profile = params->profile;
+    call->const_rule = params->const_rule;
+    call->world_size = world;
+    call->ranks = world;
+    call->moe_experts = params->moe_expert_num;
+    call->shared_ranks = params->shared_expert_rank_num;
+    call->shard_type = params->expert_shard_type;
+    call->global_bs = params->global_bs;
+    call->zero_experts = params->zero_expert_num;
+    call->copy_experts = params->copy_expert_num;
+    call->const_experts = params->const_expert_num;
+    call->allow_duplicates = params->allow_duplicates;
+    call->tp_world_size = params->tp_world_size == 0 ? 1 : params->tp_world_size;
+    call->tp_rank = params->tp_rank_id;
+    return ep_group_comm_parse(params->comm_alg, call, out_error);
+}
+
 static ep_err read_params(ep_group *group, const ep_group_params *given, group_view *view,
                           ep_error *out_error)
 {
@@ -207,26 +259,25 @@ static ep_err read_params(ep_group *group, const ep_group_params *given, group_v
         return BAD("ep_rank_id is %" PRId64 ": allowed %" PRIu32 ", the group's, or -1",
                    params->ep_rank_id, group->rank);
     }
-    call->profile = params->profile;
-    call->const_rule = params->const_rule;
-    call->world_size = group->world;
-    call->ranks = group->world;
+    TRY(ep_group_call_fill(params, group->world, call, out_error));
     call->local_rank = group->rank;
-    call->moe_experts = params->moe_expert_num;
-    call->shared_ranks = params->shared_expert_rank_num;
-    call->shard_type = params->expert_shard_type;
-    call->global_bs = params->global_bs;
-    call->zero_experts = params->zero_expert_num;
-    call->copy_experts = params->copy_expert_num;
-    call->const_experts = params->const_expert_num;
-    call->allow_duplicates = params->allow_duplicates;
-    TRY(ep_group_comm_parse(params->comm_alg, call, out_error));
     TRY(read_tp(group, params, view, out_error));
     TRY(read_elastic(group, params, view, out_error));
-    /* One shared expert without ranks is how the vendor's callers say "none". */
-    call->shared_rows =
-        params->shared_expert_num == 1 && call->shared_ranks == 0 ? 0 : params->shared_expert_num;
-    call->shared_experts = call->shared_ranks > 0 ? call->shared_rows : 0;
+    ep_group_call_fill_shared(params, call);
+    return EP_OK;
+}
+
+static ep_err read_policy(int64_t policy, float abs_max, group_view *view, ep_error *out_error)
+{
+    if (policy < EP_NAN_PASS || policy > EP_NAN_MEAN) {
+        return BAD("nan_policy is %" PRId64 ": allowed 0 (pass), 1 (reject), 2 (zero), 3 (mean)",
+                   policy);
+    }
+    if (!(abs_max >= 0.0f)) {
+        return BAD("x_abs_max is %g: allowed 0 (off) or more", (double)abs_max);
+    }
+    view->batch.nan_policy = (ep_nan_policy)policy;
+    view->batch.x_abs_max = abs_max;
     return EP_OK;
 }
 
@@ -286,16 +337,42 @@ static ep_err read_performance(const ep_tensor *performance, group_view *view, e
                        "it has an entry per rank (ep_world_size)", out_error);
 }
 
+/* The vendor's buffers hold whatever the tokens choose, and so must frames in its profiles; in
+ * native one row is certain. */
+static ep_err check_frames(const ep_group *group, const ep_group_call *call, ep_error *out_error)
+{
+    int64_t max_bs = call->global_bs != 0 ? call->global_bs / call->ranks : call->tokens;
+    uint64_t element = call->quant_mode == 2 || call->comm_quant_mode == 2
+                           ? 1
+                           : ep_dtype_bytes((ep_dtype)call->dtype);
+    uint64_t bytes = call->profile == EP_GROUP_NATIVE
+                         ? EP_GROUP_BODY_OFFSET + (uint64_t)call->hidden * element
+                         : ep_group_worst_frame_bytes(call, max_bs);
+    return bytes <= group->frame_bytes_max
+               ? EP_OK
+               : ep_error_set(
+                     out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                     "frame_bytes_max of ep_group_config is %zu: %s may take %" PRIu64 " bytes%s",
+                     group->frame_bytes_max,
+                     call->profile == EP_GROUP_NATIVE ? "one row" : "the rows for one rank", bytes,
+                     call->profile == EP_GROUP_NATIVE ? ""
+                                                      : ", when all tokens choose its experts "
+                                                        "(ep_group_buffer_sizes)");
+}
+
 /* What both operators' batches have in common; the ranges are checked here. */
-static ep_err finish(group_view *view, const ep_tensor *ids, ep_error *out_error)
+static ep_err finish(const ep_group *group, group_view *view, const ep_tensor *ids,
+                     ep_error *out_error)
 {
     const ep_group_call *call = &view->call;
     TRY(ep_group_profile_check(call, out_error));
+    TRY(check_frames(group, call, out_error));
     ep_batch *batch = &view->batch;
     batch->tokens = (uint32_t)call->tokens;
     batch->top_k = (uint32_t)call->top_k;
     batch->hidden = (uint32_t)call->hidden;
     batch->ids = rows_of(ids);
+    batch->special.first_gap = (uint32_t)call->gone_experts;
     batch->special.zero_count = (uint32_t)call->zero_experts;
     batch->special.copy_count = (uint32_t)call->copy_experts;
     batch->special.const_count = (uint32_t)call->const_experts;
@@ -330,7 +407,8 @@ static ep_err read_smooth(const ep_moe_dispatch_args *args, group_view *view, ep
                     "it has a row per shared and MoE expert", out_error));
     TRY(check_shape("scales", &args->scales, 1, call->hidden, "rows of x have that many elements",
                     out_error));
-    view->smooth = rows_of(&args->scales);
+    view->batch.smooth = rows_of(&args->scales);
+    view->batch.smooth_first = (uint32_t)call->shared_rows;
     return EP_OK;
 }
 
@@ -354,11 +432,15 @@ static ep_err check_row_outputs(const ep_moe_dispatch_args *args, group_view *vi
         TRY(check_room("expand_x", &args->expand_x, view->capacity, row_bytes, formula, out_error));
     }
     view->expand_rows = args->expand_x.shape[0];
+    TRY(check_unused("dynamic_scales", &args->dynamic_scales, f32_types, out_error));
     if (call->quant_mode == 2) {
-        TRY(ep_tensor_check("dynamic_scales", &args->dynamic_scales, 1, f32_types, out_error));
+        TRY(require("dynamic_scales", &args->dynamic_scales, "quant_mode", 2, out_error));
         TRY(check_room("dynamic_scales", &args->dynamic_scales,
                        vendor ? view->capacity : view->expand_rows, sizeof(float),
                        "4 bytes per row of expand_x", out_error));
+    }
+    if (vendor && call->comm == EP_GROUP_HIERARCHY && args->expand_scales.rank == 0) {
+        return BAD("expand_scales is missing: it is required with comm_alg hierarchy");
     }
     if (args->expand_scales.rank != 0) {
         TRY(ep_tensor_check("expand_scales", &args->expand_scales, 1, f32_types, out_error));
@@ -378,6 +460,31 @@ static ep_err check_row_outputs(const ep_moe_dispatch_args *args, group_view *vi
                       formula, out_error);
 }
 
+/*
+ * ep_recv_counts. Where the vendor's operator sums inside a server (a2 whose dispatch has
+ * expert_scales, hierarchy) it keeps there, for each server of 8 ranks, two numbers per slot; its
+ * programs bring that room.
+ */
+static ep_err check_counts_room(const char *name, const ep_tensor *counts, const group_view *view,
+                                bool has_weights, ep_error *out_error)
+{
+    const ep_group_call *call = &view->call;
+    int64_t wanted = call->ranks * call->tp_world_size * view->local_experts;
+    if (call->profile == EP_GROUP_NATIVE || !has_weights ||
+        (call->profile == EP_GROUP_A3 && call->comm != EP_GROUP_HIERARCHY)) {
+        return check_room(name, counts, wanted, sizeof(int32_t),
+                          "4 * ep_world_size * max(tp_world_size,1) * local experts", out_error);
+    }
+    int64_t batch = call->global_bs != 0 ? call->global_bs : call->tokens * call->ranks;
+    char formula[160];
+    snprintf(formula, sizeof(formula),
+             "4 * (moe_expert_num + 2 * global_bs * K * server_num) = 4 * (%" PRId64
+             " + 2 * %" PRId64 " * %" PRId64 " * %" PRId64 ")",
+             wanted, batch, call->top_k, call->ranks / EP_GROUP_RANKS_PER_SERVER);
+    wanted += 2 * batch * call->top_k * (call->ranks / EP_GROUP_RANKS_PER_SERVER);
+    return check_room(name, counts, wanted, sizeof(int32_t), formula, out_error);
+}
+
 static ep_err check_count_outputs(const ep_moe_dispatch_args *args, const group_view *view,
                                   ep_error *out_error)
 {
@@ -386,11 +493,11 @@ static ep_err check_count_outputs(const ep_moe_dispatch_args *args, const group_
     TRY(check_room("expert_token_nums", &args->expert_token_nums, view->local_experts,
                    sizeof(int64_t), "8 bytes per local expert", out_error));
     TRY(ep_tensor_check("ep_recv_counts", &args->ep_recv_counts, 1, i32_types, out_error));
-    TRY(check_room("ep_recv_counts", &args->ep_recv_counts,
-                   call->ranks * call->tp_world_size * view->local_experts, sizeof(int32_t),
-                   "4 * ep_world_size * max(tp_world_size,1) * local experts", out_error));
+    TRY(check_counts_room("ep_recv_counts", &args->ep_recv_counts, view,
+                          call->has_expert_scales != 0, out_error));
+    TRY(check_unused("tp_recv_counts", &args->tp_recv_counts, i32_types, out_error));
     if (call->tp_world_size > 1) {
-        TRY(ep_tensor_check("tp_recv_counts", &args->tp_recv_counts, 1, i32_types, out_error));
+        TRY(require("tp_recv_counts", &args->tp_recv_counts, "tp_world_size", 2, out_error));
         TRY(check_room("tp_recv_counts", &args->tp_recv_counts, call->tp_world_size,
                        sizeof(int32_t), "4 * tp_world_size", out_error));
     }
@@ -418,7 +525,9 @@ ep_err ep_group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args,
     TRY(read_mask(&args->x_active_mask, view, out_error));
     TRY(read_expert_scales(&args->expert_scales, view, out_error));
     TRY(read_performance(&args->performance_info, view, out_error));
-    TRY(finish(view, &args->expert_ids, out_error));
+    TRY(read_policy(args->nan_policy, args->x_abs_max, view, out_error));
+    TRY(finish(group, view, &args->expert_ids, out_error));
+    view->batch.dispatch_quant = args->quant_mode == 2 ? EP_DISPATCH_INT8 : EP_DISPATCH_PLAIN;
     TRY(read_smooth(args, view, out_error));
     TRY(check_row_outputs(args, view, out_error));
     return check_count_outputs(args, view, out_error);
@@ -426,16 +535,11 @@ ep_err ep_group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args,
 
 /* ---- combine ---- */
 
-static ep_err check_absent(const char *name, const ep_tensor *tensor, const char *why,
-                           ep_error *out_error)
-{
-    return tensor->rank == 0 ? EP_OK : BAD("%s is given: allowed only absent (%s)", name, why);
-}
-
 static ep_err read_const_rows(const char *name, const ep_tensor *tensor, const group_view *view,
                               ep_rows *out_rows, ep_error *out_error)
 {
     const ep_dtype types[] = {(ep_dtype)view->call.dtype, EP_DTYPE_NONE};
+    TRY(require(name, tensor, "const_expert_num", view->call.const_experts, out_error));
     TRY(ep_tensor_check(name, tensor, 2, types, out_error));
     TRY(check_shape(name, tensor, 0, view->call.const_experts, "const_expert_num is that",
                     out_error));
@@ -444,12 +548,26 @@ static ep_err read_const_rows(const char *name, const ep_tensor *tensor, const g
     return EP_OK;
 }
 
+static const char no_constants[] = "const_expert_num is 0";
+
 static ep_err read_special(const ep_moe_combine_args *args, group_view *view, ep_error *out_error)
 {
-    if (view->call.copy_experts > 0 || view->call.const_experts > 0) {
-        TRY(check_rows("ori_x", &args->ori_x, &view->call, &view->batch.x, out_error));
+    const ep_group_call *call = &view->call;
+    if (call->copy_experts > 0 || call->const_experts > 0) {
+        bool copies = call->copy_experts > 0;
+        TRY(require("ori_x", &args->ori_x, copies ? "copy_expert_num" : "const_expert_num",
+                    copies ? call->copy_experts : call->const_experts, out_error));
     }
-    if (view->call.const_experts > 0) {
+    if (args->ori_x.rank != 0) {
+        TRY(check_rows("ori_x", &args->ori_x, call, &view->batch.x, out_error));
+    }
+    if (call->const_experts == 0) {
+        TRY(check_absent("const_expert_alpha_1", &args->const_expert_alpha_1, no_constants,
+                         out_error));
+        TRY(check_absent("const_expert_alpha_2", &args->const_expert_alpha_2, no_constants,
+                         out_error));
+        TRY(check_absent("const_expert_v", &args->const_expert_v, no_constants, out_error));
+    } else {
         ep_special_experts *special = &view->batch.special;
         TRY(read_const_rows("const_expert_alpha_1", &args->const_expert_alpha_1, view,
                             &special->const_alpha1, out_error));
@@ -486,26 +604,49 @@ static ep_err check_counts_in(const ep_moe_combine_args *args, const group_view 
 {
     const ep_group_call *call = &view->call;
     TRY(ep_tensor_check("ep_send_counts", &args->ep_send_counts, 1, i32_types, out_error));
-    TRY(check_room("ep_send_counts", &args->ep_send_counts,
-                   call->ranks * call->tp_world_size * view->local_experts, sizeof(int32_t),
-                   "4 * ep_world_size * max(tp_world_size,1) * local experts", out_error));
+    TRY(check_counts_room("ep_send_counts", &args->ep_send_counts, view,
+                          args->expand_scales.rank != 0, out_error));
     TRY(ep_tensor_check("assist_info_for_combine", &args->assist_info_for_combine, 1, i32_types,
                         out_error));
     TRY(check_room("assist_info_for_combine", &args->assist_info_for_combine,
                    EP_GROUP_ASSIST_INTS_PER_ROW, sizeof(int32_t),
                    "128 * max(A, 1) ints, as the dispatch wrote it", out_error));
+    TRY(check_unused("tp_send_counts", &args->tp_send_counts, i32_types, out_error));
     if (call->tp_world_size > 1) {
-        TRY(ep_tensor_check("tp_send_counts", &args->tp_send_counts, 1, i32_types, out_error));
+        TRY(require("tp_send_counts", &args->tp_send_counts, "tp_world_size", 2, out_error));
         TRY(check_room("tp_send_counts", &args->tp_send_counts, call->tp_world_size,
                        sizeof(int32_t), "4 * tp_world_size", out_error));
     }
     return EP_OK;
 }
 
+/* The sum is made where the token came from, so expand_scales are checked and not read. */
+static ep_err check_expand_scales(const ep_tensor *scales, const group_view *view,
+                                  ep_error *out_error)
+{
+    const ep_group_call *call = &view->call;
+    bool hierarchy = call->comm == EP_GROUP_HIERARCHY;
+    if (call->profile == EP_GROUP_A3 && !hierarchy) {
+        return check_absent("expand_scales", scales,
+                            "profile a3 has them with comm_alg hierarchy only", out_error);
+    }
+    if (scales->rank == 0) {
+        return call->profile == EP_GROUP_NATIVE || !hierarchy
+                   ? EP_OK
+                   : BAD("expand_scales is missing: it is required with comm_alg hierarchy");
+    }
+    TRY(ep_tensor_check("expand_scales", scales, 1, f32_types, out_error));
+    return call->profile == EP_GROUP_NATIVE
+               ? EP_OK
+               : check_room("expand_scales", scales, view->capacity, sizeof(float),
+                            "4 bytes per row received", out_error);
+}
+
 static ep_err read_combine_tensors(const ep_moe_combine_args *args, const ep_moe_add_rms_norm *norm,
                                    group_view *view, ep_error *out_error)
 {
     TRY(read_special(args, view, out_error));
+    TRY(check_expand_scales(&args->expand_scales, view, out_error));
     if (args->shared_expert_x.rank != 0) {
         TRY(check_rows("shared_expert_x", &args->shared_expert_x, &view->call, &view->batch.shared,
                        out_error));
@@ -554,6 +695,8 @@ ep_err ep_group_combine_view(ep_group *group, const ep_moe_combine_args *args,
     TRY(check_slots("expert_scales", &args->expert_scales, f32_types, &view->call, out_error));
     TRY(read_expert_scales(&args->expert_scales, view, out_error));
     TRY(read_performance(&args->performance_info, view, out_error));
-    TRY(finish(view, &args->expert_ids, out_error));
+    TRY(read_policy(args->nan_policy, 0.0f, view, out_error));
+    view->batch.rows_policy = view->batch.nan_policy;
+    TRY(finish(group, view, &args->expert_ids, out_error));
     return read_combine_tensors(args, norm, view, out_error);
 }

@@ -21,8 +21,6 @@ typedef struct group_view {
     int64_t expand_rows; /* rows expand_x has room for; the experts' results have, in a combine */
     int64_t capacity;    /* A * tp */
     char formula[200];   /* of A */
-    /* dispatch */
-    ep_rows smooth;
     /* combine with norm */
     ep_rows residual;
     ep_rows y;
@@ -31,6 +29,11 @@ typedef struct group_view {
 
 /* Errors: INVALID_ARGUMENT naming parameter, value, allowed range; UNIMPLEMENTED (memory, newer
  * struct). */
+/* What the numbers of params say, tensors and batch apart. Errors: INVALID_ARGUMENT. */
+ep_err ep_group_call_fill(const ep_group_params *params, uint32_t world, ep_group_call *call,
+                          ep_error *out_error);
+/* Shared experts, once elastic_info has said how many ranks they have. */
+void ep_group_call_fill_shared(const ep_group_params *params, ep_group_call *call);
 /* The caller's structs as ones of this version; given_norm may be NULL. Errors: INVALID_ARGUMENT,
  * UNIMPLEMENTED. */
 ep_err ep_group_dispatch_take(const ep_moe_dispatch_args *given, ep_moe_dispatch_args *out_args,

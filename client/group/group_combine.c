@@ -468,7 +468,23 @@ static void norm_token(const combine_work *w, uint32_t token)
     }
 }
 
-static EP_FLOAT_WORK void sum_rows(const combine_work *w)
+/* With nan_policy 1. */
+static ep_err check_finite(const combine_work *w, uint32_t begin, uint32_t end, ep_error *out_error)
+{
+    ep_nonfinite found;
+    if (w->view->batch.rows_policy != EP_NAN_REJECT ||
+        !ep_combine_find_nonfinite(&w->view->batch, &w->view->shape, w->rows, NULL, begin, end,
+                                   w->scratch, &found)) {
+        return EP_OK;
+    }
+    return ep_error_set(out_error, EP_ERR_OUT_OF_RANGE,
+                        "the expert's row of token %" PRIu32 ", slot %" PRIu32
+                        " is %g at element %" PRIu32 ": only finite values are allowed "
+                        "(nan_policy 1)",
+                        found.token, found.slot, (double)found.value, found.element);
+}
+
+static EP_FLOAT_WORK ep_err sum_rows(const combine_work *w, ep_error *out_error)
 {
     ep_batch batch = w->view->batch;
     ep_combine_out out = {.data = w->args->x_out.data};
@@ -480,19 +496,28 @@ static EP_FLOAT_WORK void sum_rows(const combine_work *w)
         out.token_stride_bytes = w->args->x_out.rank == 3 ? w->args->x_out.stride_bytes[1]
                                                           : w->args->x_out.stride_bytes[0];
     }
+    ep_err err = EP_OK;
     if (w->norm == NULL && !w->quantise) {
-        ep_combine(&batch, &w->view->shape, w->rows, 0, batch.tokens, w->scratch, &out);
-        return;
+        err = check_finite(w, 0, batch.tokens, out_error);
+        if (err == EP_OK) {
+            ep_combine(&batch, &w->view->shape, w->rows, 0, batch.tokens, w->scratch, &out);
+        }
+        return err;
     }
     for (uint32_t t = 0; t < batch.tokens; t++) {
         if (w->quantise) {
             restore_token(w, t);
+        }
+        err = check_finite(w, t, t + 1, out_error);
+        if (err != EP_OK) {
+            return err;
         }
         ep_combine(&batch, &w->view->shape, w->rows, t, t + 1, w->scratch, &out);
         if (w->norm != NULL) {
             norm_token(w, t);
         }
     }
+    return EP_OK;
 }
 
 /* ---- phase two ---- */
@@ -505,6 +530,9 @@ static ep_err start(ep_group_plan *plan, ep_error *out_error)
     ep_err err =
         ep_group_batch_check(&view->call, &view->batch, &view->shape, &has_inactive, out_error);
     view->call.has_inactive = has_inactive;
+    if (err == EP_OK && view->batch.x.data != NULL) {
+        err = ep_batch_check_x(&view->batch, out_error);
+    }
     if (err == EP_OK) {
         err = open_assist(w, view, out_error);
     }
@@ -529,7 +557,7 @@ static ep_err place_sums(ep_group_plan *plan, ep_error *out_error)
     ep_err err = receive_rows(w, out_error);
     if (err == EP_OK) {
         const ep_float_env env = ep_float_env_begin();
-        sum_rows(w);
+        err = sum_rows(w, out_error);
         ep_float_env_end(env);
     }
     return err;

@@ -514,6 +514,9 @@ static ep_err start(ep_group_plan *plan, ep_error *out_error)
         ep_group_batch_check(&view->call, &view->batch, &view->shape, &has_inactive, out_error);
     view->call.has_inactive = has_inactive;
     if (err == EP_OK) {
+        err = ep_batch_check_x(&view->batch, out_error);
+    }
+    if (err == EP_OK) {
         ep_group_sort(&view->batch, &view->shape, &view->layout, w->op->own, w->offsets, w->order);
         err = send_rows(w, out_error);
     }
@@ -577,9 +580,7 @@ static void set_work(ep_group_plan *plan, const ep_moe_dispatch_args *args, void
                    .slots_per_token = ep_batch_slots_per_token(&view->batch, &view->shape),
                    .shared_ranks = view->layout.shared_ranks,
                    .row_bytes = row_bytes,
-                   .quantise = quantise,
-                   .smooth = view->smooth,
-                   .smooth_shared = (uint32_t)view->call.shared_rows}};
+                   .quantise = quantise}};
     w->row_of_token = w->order + (size_t)view->batch.tokens * w->packer.slots_per_token;
 }
 

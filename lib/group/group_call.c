@@ -247,24 +247,28 @@ static bool differs(const ep_group_call *calls, uint32_t count, uint32_t i)
     return false;
 }
 
-ep_err ep_group_calls_compare(const ep_group_call *calls, const uint32_t *ranks, uint32_t count,
+/* Batches of a profile: of one size, or global_bs names the largest. */
+static ep_err compare_batches(const ep_group_call *calls, const uint32_t *ranks, uint32_t count,
                               ep_error *out_error)
 {
-    for (uint32_t i = 0; i < EP_GROUP_CALL_COMPARED; i++) {
-        if (differs(calls, count, i)) {
-            return report(calls, ranks, count, i, "", out_error);
-        }
+    bool uneven = differs(calls, count, EP_GROUP_CALL_COMPARED);
+    uint32_t largest = 0;
+    for (uint32_t c = 1; c < count; c++) {
+        largest = calls[c].tokens > calls[largest].tokens ? c : largest;
     }
-    if (count == 0 || calls[0].profile == EP_GROUP_NATIVE ||
-        !differs(calls, count, EP_GROUP_CALL_COMPARED)) {
-        return EP_OK;
-    }
-    if (calls[0].global_bs == 0) {
+    if (uneven && calls[0].global_bs == 0) {
         return report(calls, ranks, count, EP_GROUP_CALL_COMPARED,
                       ": with global_bs 0 all must be equal, else global_bs is ranks * largest BS",
                       out_error);
     }
-    for (uint32_t c = 0; c < count; c++) {
+    int64_t most = calls[largest].tokens * (int64_t)count; /* 0: a TP pair, which has no batch */
+    if (calls[0].global_bs != 0 && most != 0 && calls[0].global_bs != most) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "global_bs is %" PRId64 ": allowed 0, or ep_world_size * largest BS = "
+                            "%" PRIu32 " * %" PRId64 " (of rank %" PRIu32 ")",
+                            calls[0].global_bs, count, calls[largest].tokens, ranks[largest]);
+    }
+    for (uint32_t c = 0; uneven && c < count; c++) {
         if (calls[c].has_inactive != 0) {
             return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                                 "x_active_mask has inactive entries at rank %" PRIu32
@@ -273,11 +277,23 @@ ep_err ep_group_calls_compare(const ep_group_call *calls, const uint32_t *ranks,
                                 ranks[c]);
         }
     }
-    if (calls[0].comm == EP_GROUP_FULLMESH_V2) {
-        return report(calls, ranks, count, EP_GROUP_CALL_COMPARED,
-                      ": with comm_alg fullmesh_v2 all must be equal", out_error);
+    return uneven && calls[0].comm == EP_GROUP_HIERARCHY && calls[0].profile == EP_GROUP_A3
+               ? report(calls, ranks, count, EP_GROUP_CALL_COMPARED,
+                        ": with comm_alg hierarchy all must be equal (profile a3)", out_error)
+               : EP_OK;
+}
+
+ep_err ep_group_calls_compare(const ep_group_call *calls, const uint32_t *ranks, uint32_t count,
+                              ep_error *out_error)
+{
+    for (uint32_t i = 0; i < EP_GROUP_CALL_COMPARED; i++) {
+        if (differs(calls, count, i)) {
+            return report(calls, ranks, count, i, "", out_error);
+        }
     }
-    return EP_OK;
+    return count == 0 || calls[0].profile == EP_GROUP_NATIVE
+               ? EP_OK
+               : compare_batches(calls, ranks, count, out_error);
 }
 
 ep_err ep_group_call_check_plan(const ep_group_call *planned, const ep_group_call *call,

@@ -82,6 +82,9 @@ typedef struct ep_group_call {
     int64_t has_performance;
     int64_t has_elastic;
     int64_t comm_given; /* ep_group_comm_name: how comm_alg was spelled */
+    /* routed experts that elastic_info took away; their ids stay between the others and the special
+     * experts' */
+    int64_t gone_experts;
     /* rows for other hosts go there in one frame, to a gateway: a dispatch with hierarchy */
     int64_t by_host;
 } ep_group_call;

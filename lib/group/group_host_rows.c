@@ -138,7 +138,7 @@ void ep_group_host_fill(const ep_group_host_sender *sender, const ep_group_host_
     uint32_t counts = 0;
     uint32_t slots = 0;
     uint32_t rows = 0;
-    EP_ASSERT(sender->packer->smooth.data == NULL);
+    EP_ASSERT(!ep_batch_row_per_slot(sender->packer->batch));
     memset(body, 0, parts.rows); /* the gaps between the parts too */
     put_head(shape, body);
     for (uint32_t i = 0; i < sender->count; i++) {

@@ -163,6 +163,7 @@ ep_err ep_group_elastic_read(const int32_t *info, uint32_t world, uint32_t rank,
     call->elastic_digest = (int64_t)(digest == 0 ? 1 : digest);
     call->ranks = info[1];
     call->shared_ranks = info[2];
+    call->gone_experts = call->moe_experts > info[3] ? call->moe_experts - info[3] : 0;
     call->moe_experts = info[3];
     call->local_rank = info[4 + rank];
     return EP_OK;

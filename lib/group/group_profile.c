@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One function per family of rules; each rule names parameter, value and allowed range. Source of
- * a2 and a3: the vendor's documentation. */
+/*
+ * One function per family of rules; each rule names parameter, value and allowed range.
+ *
+ * Source of a2 and a3: what the vendor documents for torch_npu.npu_moe_distribute_dispatch_v2 and
+ * combine_v2 (op-plugin, August 2026), and where that is silent, for aclnnMoeDistributeDispatchV4
+ * and CombineV4, which these call. A rule that a later release dropped is not held.
+ */
 #include "group/group_profile.h"
 
 #include <inttypes.h>
@@ -27,6 +32,11 @@ static ep_err only_zero(const char *name, int64_t value, const char *why, ep_err
 static ep_err absent(const char *name, int64_t given, const char *why, ep_error *out_error)
 {
     return given == 0 ? EP_OK : BAD("%s is given: allowed only absent (%s)", name, why);
+}
+
+static ep_err present(const char *name, int64_t given, const char *why, ep_error *out_error)
+{
+    return given != 0 ? EP_OK : BAD("%s is missing: it is required with %s", name, why);
 }
 
 static ep_err one_of(const char *name, int64_t value, int64_t a, int64_t b, ep_error *out_error)
@@ -144,7 +154,8 @@ static ep_err check_tp(const ep_group_call *call, ep_error *out_error)
 static ep_err check_vendor(const ep_group_call *call, ep_error *out_error)
 {
     int64_t all = call->moe_experts + call->zero_experts + call->copy_experts + call->const_experts;
-    TRY(range("moe_expert_num", call->moe_experts, 1, 1024, "", out_error));
+    TRY(range("moe_expert_num", call->moe_experts, 1, call->comm == EP_GROUP_HIERARCHY ? 512 : 1024,
+              call->comm == EP_GROUP_HIERARCHY ? " (comm_alg hierarchy)" : "", out_error));
     if (call->moe_experts % (call->ranks - call->shared_ranks) != 0) {
         return BAD("moe_expert_num is %" PRId64
                    ": allowed multiples of ep_world_size - shared_expert_rank_num = %" PRId64,
@@ -161,31 +172,34 @@ static ep_err check_vendor(const ep_group_call *call, ep_error *out_error)
         return BAD("expert_ids have type %s: allowed i32",
                    ep_dtype_name((ep_dtype)call->ids_dtype));
     }
-    return EP_OK;
+    return absent("elastic_info", call->has_elastic, "the vendor keeps it for later", out_error);
+}
+
+/* What both profiles want of hierarchy. */
+static ep_err check_vendor_hierarchy(const ep_group_call *call, ep_error *out_error)
+{
+    TRY(only_zero("zero_expert_num", call->zero_experts, "comm_alg is hierarchy", out_error));
+    TRY(only_zero("copy_expert_num", call->copy_experts, "comm_alg is hierarchy", out_error));
+    TRY(only_zero("const_expert_num", call->const_experts, "comm_alg is hierarchy", out_error));
+    return present("expert_scales", call->has_expert_scales, "comm_alg hierarchy", out_error);
 }
 
 /* ---- a2 ---- */
 
 static ep_err check_a2_world(const ep_group_call *call, bool hierarchy, ep_error *out_error)
 {
-    static const int64_t sizes[] = {16, 32, 64, 128, 256};
-    size_t count = hierarchy ? 3 : EP_ARRAY_COUNT(sizes);
+    static const int64_t meshed[] = {2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 192, 256, 384};
+    static const int64_t by_server[] = {16, 32, 64};
+    const int64_t *sizes = hierarchy ? by_server : meshed;
+    size_t count = hierarchy ? EP_ARRAY_COUNT(by_server) : EP_ARRAY_COUNT(meshed);
     for (size_t i = 0; i < count; i++) {
         if (call->world_size == sizes[i]) {
             return EP_OK;
         }
     }
-    return BAD("ep_world_size is %" PRId64 ": allowed %s", call->world_size,
+    return BAD("ep_world_size is %" PRId64 ": allowed %s (profile a2)", call->world_size,
                hierarchy ? "16, 32, 64 (2, 4, 8 servers; comm_alg hierarchy)"
-                         : "16, 32, 64, 128, 256");
-}
-
-static ep_err check_a2_hierarchy(const ep_group_call *call, ep_error *out_error)
-{
-    TRY(only_zero("zero_expert_num", call->zero_experts, "comm_alg is hierarchy", out_error));
-    TRY(only_zero("copy_expert_num", call->copy_experts, "comm_alg is hierarchy", out_error));
-    TRY(absent("x_active_mask", call->mask, "comm_alg is hierarchy", out_error));
-    return EP_OK;
+                         : "2..8, 16, 32, 64, 128, 192, 256, 384");
 }
 
 static ep_err check_a2(const ep_group_call *call, ep_error *out_error)
@@ -205,21 +219,22 @@ static ep_err check_a2(const ep_group_call *call, ep_error *out_error)
             ": allowed 0, or 1 with shared_expert_rank_num 0 (profile a2 has no shared experts)",
             call->shared_rows);
     }
-    TRY(range("experts per rank", most_local_experts(call), 1, 24,
-              " (moe_expert_num / ep_world_size, profile a2)", out_error));
     int64_t hidden_max = hierarchy ? 10240 : 7168;
     if (call->hidden > hidden_max || call->hidden % 32 != 0) {
         return BAD("H is %" PRId64 ": allowed multiples of 32 up to %" PRId64
                    " (profile a2, comm_alg %s)",
                    call->hidden, hidden_max, hierarchy ? "hierarchy" : "fullmesh");
     }
-    TRY(range("BS", call->tokens, 1, 256, " (profile a2)", out_error));
+    TRY(range("BS", call->tokens, 1, hierarchy ? 512 : 256,
+              hierarchy ? " (profile a2, comm_alg hierarchy)" : " (profile a2)", out_error));
     TRY(range("tp_world_size", call->tp_world_size, 0, 1, " (profile a2 has no TP)", out_error));
     TRY(only_zero("const_expert_num", call->const_experts, "profile a2 has no constant experts",
                   out_error));
-    TRY(absent("elastic_info", call->has_elastic, "profile a2", out_error));
+    TRY(absent("shared_expert_x", call->has_shared_x, "profile a2 has no shared experts",
+               out_error));
     if (hierarchy) {
-        return check_a2_hierarchy(call, out_error);
+        TRY(absent("x_active_mask", call->mask, "comm_alg is hierarchy", out_error));
+        return check_vendor_hierarchy(call, out_error);
     }
     return only_zero("comm_quant_mode", call->comm_quant_mode,
                      "profile a2 has 2 with comm_alg hierarchy only", out_error);
@@ -227,47 +242,73 @@ static ep_err check_a2(const ep_group_call *call, ep_error *out_error)
 
 /* ---- a3 ---- */
 
-static ep_err check_a3_v2(const ep_group_call *call, ep_error *out_error)
+static ep_err check_a3_hierarchy(const ep_group_call *call, ep_error *out_error)
 {
-    TRY(range("tp_world_size", call->tp_world_size, 0, 1, " (comm_alg fullmesh_v2 has no TP)",
+    if (call->world_size < 16 || call->world_size > 256 || call->world_size % 16 != 0) {
+        return BAD("ep_world_size is %" PRId64
+                   ": allowed multiples of 16 in 16..256 (profile a3, comm_alg hierarchy)",
+                   call->world_size);
+    }
+    if (call->hidden < 1024 || call->hidden > 7168 || call->hidden % 32 != 0) {
+        return BAD("H is %" PRId64
+                   ": allowed multiples of 32 in 1024..7168 (profile a3, comm_alg hierarchy)",
+                   call->hidden);
+    }
+    TRY(range("tp_world_size", call->tp_world_size, 0, 1, " (comm_alg hierarchy has no TP)",
               out_error));
-    TRY(absent("x_active_mask", call->mask, "comm_alg is fullmesh_v2", out_error));
-    TRY(only_zero("zero_expert_num", call->zero_experts, "comm_alg is fullmesh_v2", out_error));
-    TRY(only_zero("copy_expert_num", call->copy_experts, "comm_alg is fullmesh_v2", out_error));
-    TRY(only_zero("const_expert_num", call->const_experts, "comm_alg is fullmesh_v2", out_error));
-    return range("K", call->top_k, 1, 12, " (comm_alg fullmesh_v2)", out_error);
+    TRY(only_zero("shared_expert_rank_num", call->shared_ranks, "comm_alg is hierarchy",
+                  out_error));
+    TRY(range("experts per rank", most_local_experts(call), 1, 24,
+              " (moe_expert_num / ep_world_size; profile a3, comm_alg hierarchy)", out_error));
+    if (call->mask == EP_GROUP_MASK_SLOTS) {
+        return BAD("x_active_mask is [BS, K]: allowed [BS], or absent (comm_alg is hierarchy)");
+    }
+    TRY(absent("performance_info", call->has_performance, "comm_alg is hierarchy", out_error));
+    return check_vendor_hierarchy(call, out_error);
 }
 
 static ep_err check_a3(const ep_group_call *call, ep_error *out_error)
 {
     bool v2 = call->comm == EP_GROUP_FULLMESH_V2;
-    if (call->comm_given != EP_GROUP_NAMED_NOTHING &&
-        call->comm_given != EP_GROUP_NAMED_FULLMESH_V1 && !v2) {
-        return BAD("comm_alg is %s: allowed \"\", fullmesh_v1, fullmesh_v2 (profile a3)",
+    bool hierarchy = call->comm == EP_GROUP_HIERARCHY;
+    if (call->comm_given == EP_GROUP_NAMED_FULLMESH) {
+        return BAD("comm_alg is %s: allowed \"\", fullmesh_v1, fullmesh_v2, hierarchy (profile a3)",
                    ep_group_comm_spelled(call->comm_given));
     }
     TRY(range("ep_world_size", call->world_size, 2, 768, " (profile a3)", out_error));
     TRY(range("H", call->hidden, 1024, 8192, " (profile a3)", out_error));
-    TRY(range("BS", call->tokens, 1, v2 ? 256 : 512,
-              v2 ? " (profile a3, fullmesh_v2)" : " (profile a3)", out_error));
+    TRY(range("BS", call->tokens, 1, v2 || hierarchy ? 256 : 512,
+              v2          ? " (profile a3, fullmesh_v2)"
+              : hierarchy ? " (profile a3, comm_alg hierarchy)"
+                          : " (profile a3)",
+              out_error));
     if (most_local_experts(call) * call->ranks > 2048) {
         return BAD("experts per rank * ep_world_size is %" PRId64 " * %" PRId64
                    ": allowed up to 2048 (profile a3)",
                    most_local_experts(call), call->ranks);
     }
-    TRY(range("shared_expert_num", call->shared_rows, 0, 4, " (profile a3)", out_error));
+    TRY(range("shared_expert_num", call->shared_rows, 0, call->shared_ranks > 0 ? 4 : 0,
+              call->shared_ranks > 0 ? " (profile a3)"
+                                     : ", or 1 (profile a3, shared_expert_rank_num is 0)",
+              out_error));
     if (call->shared_rows > 0 && call->shared_ranks % call->shared_rows != 0) {
         return BAD("shared_expert_rank_num is %" PRId64
                    ": allowed multiples of shared_expert_num %" PRId64 " (profile a3)",
                    call->shared_ranks, call->shared_rows);
     }
-    if (call->operator== EP_GROUP_DISPATCH) {
-        TRY(absent("expert_scales", call->has_expert_scales, "profile a3 does not send them",
-                   out_error));
+    if (hierarchy) {
+        return check_a3_hierarchy(call, out_error);
     }
-    TRY(absent("performance_info", call->has_performance, "profile a3", out_error));
-    TRY(absent("elastic_info", call->has_elastic, "profile a3", out_error));
-    return v2 ? check_a3_v2(call, out_error) : EP_OK;
+    if (call->operator== EP_GROUP_DISPATCH) {
+        TRY(absent("expert_scales", call->has_expert_scales,
+                   "profile a3 sends them with comm_alg hierarchy only", out_error));
+    }
+    if (!v2) {
+        return EP_OK;
+    }
+    TRY(range("tp_world_size", call->tp_world_size, 0, 1, " (comm_alg fullmesh_v2 has no TP)",
+              out_error));
+    return range("K", call->top_k, 1, 12, " (comm_alg fullmesh_v2)", out_error);
 }
 
 ep_err ep_group_profile_check(const ep_group_call *call, ep_error *out_error)

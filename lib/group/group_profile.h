@@ -13,6 +13,8 @@
 
 #define EP_GROUP_HIDDEN_MAX 16777216
 #define EP_GROUP_TOP_K_MAX 64
+/* of the vendor, whose server_num is ep_world_size / 8 */
+#define EP_GROUP_RANKS_PER_SERVER 8
 
 /* Errors: INVALID_ARGUMENT naming parameter, value, allowed range. */
 ep_err ep_group_profile_check(const ep_group_call *call, ep_error *out_error);

@@ -51,6 +51,28 @@ static ep_err check_slot_mask(const ep_batch *batch, bool *out_has_inactive, ep_
     return EP_OK;
 }
 
+static bool is_masked(const ep_batch *batch, uint32_t token, uint32_t slot)
+{
+    return batch->mask_slots.data != NULL &&
+           ((const uint8_t *)ep_rows_at(&batch->mask_slots, token))[slot] == 0;
+}
+
+/* The vendor's rule: special experts' ids differ, too. */
+static ep_err check_all_differ(const ep_batch *batch, uint32_t token, ep_error *out_error)
+{
+    for (uint32_t k = 1; k < batch->top_k && ep_batch_token_active(batch, token); k++) {
+        int64_t id = ep_batch_id(batch, token, k);
+        for (uint32_t j = 0; j < k && !is_masked(batch, token, k); j++) {
+            if (ep_batch_id(batch, token, j) == id && !is_masked(batch, token, j)) {
+                return BAD("expert_ids is %" PRId64 " at token %" PRIu32 ", slots %" PRIu32
+                           " and %" PRIu32 ": a token's experts must differ, special ones too",
+                           id, token, j, k);
+            }
+        }
+    }
+    return EP_OK;
+}
+
 static ep_err check_duplicates(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token,
                                ep_error *out_error)
 {
@@ -64,12 +86,18 @@ static ep_err check_duplicates(const ep_batch *batch, const ep_layer_shape *shap
     return EP_OK;
 }
 
-static ep_err check_token_ids(const ep_group_call *call, const ep_batch *batch, uint32_t token,
-                              int64_t total, ep_error *out_error)
+static ep_err check_token_ids(const ep_group_call *call, const ep_batch *batch,
+                              const ep_layer_shape *shape, uint32_t token, ep_error *out_error)
 {
+    int64_t total = ep_batch_ids_total(batch, shape);
     bool sentinels = call->profile == EP_GROUP_NATIVE;
     for (uint32_t k = 0; k < batch->top_k; k++) {
         int64_t id = ep_batch_id(batch, token, k);
+        if (id >= shape->experts && id - shape->experts < batch->special.first_gap) {
+            return BAD("expert_ids is %" PRId64 " at token %" PRIu32 ", slot %" PRIu32
+                       ": elastic_info took away the experts from %" PRIu32 " to %" PRIu32,
+                       id, token, k, shape->experts, shape->experts + batch->special.first_gap - 1);
+        }
         if (id < 0 ? !(sentinels && id == -1) : id >= total && !(sentinels && id == total)) {
             return BAD("expert_ids is %" PRId64 " at token %" PRIu32 ", slot %" PRIu32
                        ": allowed 0..%" PRId64 "%s",
@@ -91,10 +119,11 @@ ep_err ep_group_batch_check(const ep_group_call *call, const ep_batch *batch,
     } else if (batch->mask_slots.data != NULL) {
         err = check_slot_mask(batch, out_has_inactive, out_error);
     }
-    int64_t total = ep_batch_ids_total(batch, shape);
     for (uint32_t t = 0; t < batch->tokens && err == EP_OK; t++) {
-        err = check_token_ids(call, batch, t, total, out_error);
-        if (err == EP_OK && call->allow_duplicates == 0) {
+        err = check_token_ids(call, batch, shape, t, out_error);
+        if (err == EP_OK && call->profile != EP_GROUP_NATIVE) {
+            err = check_all_differ(batch, t, out_error);
+        } else if (err == EP_OK && call->allow_duplicates == 0) {
             err = check_duplicates(batch, shape, t, out_error);
         }
     }
@@ -170,17 +199,6 @@ ep_group_dispatch_parts ep_group_dispatch_parts_of(uint32_t local_experts, uint3
     return parts;
 }
 
-static const float *smooth_row(const ep_group_packer *packer, uint32_t bucket, uint32_t slot)
-{
-    if (packer->smooth.data == NULL) {
-        return NULL;
-    }
-    uint32_t row = bucket < packer->shared_ranks
-                       ? slot - packer->batch->top_k
-                       : packer->smooth_shared + (bucket - packer->shared_ranks);
-    return ep_rows_at(&packer->smooth, row);
-}
-
 static EP_FLOAT_WORK void pack_rows(const ep_group_packer *packer, uint32_t bucket,
                                     const uint32_t *order, uint32_t count,
                                     const ep_group_row_out *out)
@@ -190,13 +208,9 @@ static EP_FLOAT_WORK void pack_rows(const ep_group_packer *packer, uint32_t buck
         uint32_t token = order[i] / packer->slots_per_token;
         uint32_t slot = order[i] % packer->slots_per_token;
         uint8_t *row = out->rows + (int64_t)i * out->stride_bytes;
-        if (packer->quantise) {
-            out->scales[i] =
-                ep_row_quantize_i8(ep_rows_at(&batch->x, token), batch->x.dtype,
-                                   smooth_row(packer, bucket, slot), batch->hidden, (int8_t *)row);
-        } else {
-            memcpy(row, ep_rows_at(&batch->x, token), packer->row_bytes);
-        }
+        /* the batch's own rules of quantisation and of what is not finite */
+        ep_batch_send_row(batch, token, slot, bucket - packer->shared_ranks, row,
+                          packer->quantise ? &out->scales[i] : NULL);
         if (out->weights != NULL) {
             out->weights[i] = ep_group_slot_weight(batch, token, slot);
         }
@@ -210,6 +224,7 @@ static EP_FLOAT_WORK void pack_rows(const ep_group_packer *packer, uint32_t buck
 void ep_group_pack(const ep_group_packer *packer, uint32_t bucket, const uint32_t *order,
                    uint32_t count, const ep_group_row_out *out)
 {
+    EP_ASSERT(packer->quantise == (packer->batch->dispatch_quant == EP_DISPATCH_INT8));
     const ep_float_env env = ep_float_env_begin();
     pack_rows(packer, bucket, order, count, out);
     ep_float_env_end(env);

@@ -61,9 +61,7 @@ typedef struct ep_group_packer {
     uint32_t slots_per_token;
     uint32_t shared_ranks; /* buckets below it are shared experts' */
     size_t row_bytes;      /* H elements of x's type, or of i8 */
-    bool quantise;
-    ep_rows smooth;         /* f32; data NULL: none */
-    uint32_t smooth_shared; /* rows of it before those of the routed experts */
+    bool quantise;         /* as the batch's dispatch_quant */
 } ep_group_packer;
 
 /* What travels as a slot's weight: shared experts have none. */

@@ -56,7 +56,8 @@ ep_slot_kind ep_batch_slot(const ep_batch *batch, const ep_layer_shape *shape, u
         return EP_SLOT_INACTIVE;
     }
     const int64_t id = ep_batch_id(batch, token, slot);
-    const int64_t copies = (int64_t)shape->experts + batch->special.zero_count;
+    const int64_t copies =
+        (int64_t)shape->experts + batch->special.first_gap + batch->special.zero_count;
     const int64_t consts = copies + batch->special.copy_count;
     if (id >= 0 && id < shape->experts) {
         *out_expert = (uint32_t)id;

@@ -28,8 +28,10 @@ static inline const void *ep_rows_at(const ep_rows *rows, uint32_t index)
     return (const char *)rows->data + (int64_t)index * rows->stride_bytes;
 }
 
-/* Special experts, evaluated by the client; ids follow the routed ones. */
+/* Special experts, evaluated by the client; ids follow the routed ones, after first_gap ids that
+ * nobody has. */
 typedef struct ep_special_experts {
+    uint32_t first_gap;
     uint32_t zero_count;  /* Z */
     uint32_t copy_count;  /* C */
     uint32_t const_count; /* N */
@@ -69,6 +71,7 @@ typedef struct ep_batch {
     ep_result_form form;
     ep_shared_source shared_source;
     ep_nan_policy nan_policy;
+    ep_nan_policy rows_policy; /* the same for experts' rows, in the combine (moe/combine.h) */
     float x_abs_max; /* > 0: |x| above is INVALID_ARGUMENT naming token, element, value; 0: off */
     bool allow_duplicates;            /* the same routed id twice in a row */
     ep_dtype wire_dtype;              /* rows are rounded to it once: bf16, f16, f32 */
@@ -98,6 +101,9 @@ typedef enum ep_slot_kind {
  * them from outside checks them (client/common/args.h). Pure; cost O(T*(K+H)) only when a policy
  * needs x. */
 ep_err ep_batch_check(const ep_batch *batch, const ep_layer_shape *shape, ep_error *out_error);
+
+/* The last part of it: what reject and the |x| limit refuse, in x of active tokens. */
+ep_err ep_batch_check_x(const ep_batch *batch, ep_error *out_error);
 
 static inline uint32_t ep_batch_slots_per_token(const ep_batch *batch, const ep_layer_shape *shape)
 {
@@ -146,6 +152,9 @@ static inline bool ep_batch_row_per_slot(const ep_batch *batch)
  * [ep_sent_row_scales]. */
 void ep_batch_send_row(const ep_batch *batch, uint32_t token, uint32_t slot, uint32_t expert,
                        void *out, float *scales);
+/* Replaces what is not finite in a row of values of dtype by 0 (zero) or the mean (mean), by the
+ * rule of ep_batch_widen_row. */
+void ep_floats_repair(float *row, size_t n, ep_nan_policy policy, ep_dtype dtype);
 /* Number of elements of row t that are NaN or Inf (for metrics); for i8: H when the row's scale is
  * not finite, else 0. */
 uint32_t ep_batch_count_nonfinite(const ep_batch *batch, uint32_t token);

@@ -157,8 +157,11 @@ static ep_err check_row(const ep_batch *batch, uint32_t token, ep_error *out_err
 }
 
 /* Rows of inactive tokens are never read: they may hold anything. */
-static ep_err check_x(const ep_batch *batch, ep_error *out_error)
+ep_err ep_batch_check_x(const ep_batch *batch, ep_error *out_error)
 {
+    if (batch->nan_policy != EP_NAN_REJECT && !(batch->x_abs_max > 0.0f)) {
+        return EP_OK;
+    }
     for (uint32_t t = 0; t < batch->tokens; t++) {
         if (ep_batch_token_active(batch, t)) {
             ep_err err = check_row(batch, t, out_error);
@@ -178,6 +181,5 @@ ep_err ep_batch_check(const ep_batch *batch, const ep_layer_shape *shape, ep_err
         (err = check_ids(batch, shape, out_error)) != EP_OK) {
         return err;
     }
-    bool is_x_free = batch->nan_policy != EP_NAN_REJECT && !(batch->x_abs_max > 0.0f);
-    return is_x_free ? EP_OK : check_x(batch, out_error);
+    return ep_batch_check_x(batch, out_error);
 }

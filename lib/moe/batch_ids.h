@@ -24,8 +24,8 @@ static inline int64_t ep_batch_id(const ep_batch *batch, uint32_t token, uint32_
 /* Ids below this are experts of some kind; this number itself is the second sentinel. */
 static inline int64_t ep_batch_ids_total(const ep_batch *batch, const ep_layer_shape *shape)
 {
-    return (int64_t)shape->experts + batch->special.zero_count + batch->special.copy_count +
-           batch->special.const_count;
+    return (int64_t)shape->experts + batch->special.first_gap + batch->special.zero_count +
+           batch->special.copy_count + batch->special.const_count;
 }
 
 #endif

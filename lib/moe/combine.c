@@ -6,6 +6,7 @@
  */
 #include "moe/combine.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/buffer.h"
@@ -73,6 +74,11 @@ static const float *widened_x(const ep_batch *batch, uint32_t token, token_scrat
     return s->x;
 }
 
+static bool repairs(const ep_batch *batch)
+{
+    return batch->rows_policy == EP_NAN_ZERO || batch->rows_policy == EP_NAN_MEAN;
+}
+
 /* r of a copy or constant expert. */
 static const float *special_row(const ep_batch *batch, uint32_t token, ep_slot_kind kind,
                                 uint32_t index, token_scratch *s)
@@ -82,6 +88,9 @@ static const float *special_row(const ep_batch *batch, uint32_t token, ep_slot_k
         return x;
     }
     ep_const_expert(&batch->special, index, batch->hidden, x, s->work, s->row);
+    if (repairs(batch)) {
+        ep_floats_repair(s->row, batch->hidden, batch->rows_policy, batch->wire_dtype);
+    }
     return s->row;
 }
 
@@ -102,12 +111,39 @@ static void add_quantized(const ep_batch *batch, const int8_t *row, const uint8_
     }
 }
 
+/* A whole row as floats of the wire type. */
+static void widen_sent(const ep_batch *batch, sent_row sent, float *out)
+{
+    if (sent.scales != NULL) {
+        ep_row_dequantize_i8_blocks(sent.row, sent.scales, batch->wire_dtype, batch->hidden, out);
+    } else {
+        ep_row_widen(sent.row, batch->wire_dtype, batch->hidden, out);
+    }
+}
+
+static void widen_repaired(const ep_batch *batch, sent_row sent, float *out)
+{
+    widen_sent(batch, sent, out);
+    if (repairs(batch)) {
+        ep_floats_repair(out, batch->hidden, batch->rows_policy, batch->wire_dtype);
+    }
+}
+
 /* A NULL row is a missing one: the caller has allowed that and reports it. */
 static void add_expert_row(const ep_batch *batch, sent_row sent, bool weighted, float weight,
                            token_scratch *s)
 {
     const void *row = sent.row;
     if (row == NULL || row == ep_row_covered) {
+        return;
+    }
+    if (repairs(batch)) {
+        widen_repaired(batch, sent, s->row);
+        if (weighted) {
+            ep_floats_add_weighted(s->row, weight, batch->hidden, s->acc);
+        } else {
+            add_plain(s->row, batch->hidden, s->acc);
+        }
         return;
     }
     if (sent.scales != NULL) {
@@ -166,9 +202,8 @@ static void write_slots(const ep_batch *batch, const ep_layer_shape *shape, cons
         sent_row sent = row_at(rows, (size_t)token * slots + k);
         uint8_t *out_row = out_token + (int64_t)k * out->slot_stride_bytes;
         ep_slot_kind kind = ep_batch_slot(batch, shape, token, k, &expert);
-        if (kind == EP_SLOT_ROUTED && sent.row != NULL && sent.scales != NULL) {
-            ep_row_dequantize_i8_blocks(sent.row, sent.scales, batch->wire_dtype, batch->hidden,
-                                        s->acc);
+        if (kind == EP_SLOT_ROUTED && sent.row != NULL && (sent.scales != NULL || repairs(batch))) {
+            widen_repaired(batch, sent, s->acc);
             ep_row_narrow(s->acc, batch->hidden, batch->out_dtype, out_row);
         } else if (kind == EP_SLOT_ROUTED && sent.row != NULL) {
             ep_row_convert(sent.row, batch->wire_dtype, batch->hidden, batch->out_dtype, out_row);
@@ -222,4 +257,40 @@ void ep_combine_quantized(const ep_batch *batch, const ep_layer_shape *shape,
     const ep_float_env env = ep_float_env_begin();
     combine_rows(batch, shape, &sent, token_begin, token_end, scratch, out);
     ep_float_env_end(env);
+}
+
+static bool find_in_token(const ep_batch *batch, const ep_layer_shape *shape, const sent_rows *rows,
+                          uint32_t token, float *wide, ep_nonfinite *out_found)
+{
+    uint32_t slots = ep_batch_slots_per_token(batch, shape);
+    for (uint32_t k = 0; k < slots; k++) {
+        uint32_t expert;
+        sent_row sent = row_at(rows, (size_t)token * slots + k);
+        ep_slot_kind kind = ep_batch_slot(batch, shape, token, k, &expert);
+        if ((kind != EP_SLOT_ROUTED && kind != EP_SLOT_SHARED) || sent.row == NULL) {
+            continue;
+        }
+        widen_sent(batch, sent, wide);
+        for (uint32_t i = 0; i < batch->hidden; i++) {
+            if (!isfinite(wide[i])) {
+                *out_found = (ep_nonfinite){token, k, i, wide[i]};
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+bool ep_combine_find_nonfinite(const ep_batch *batch, const ep_layer_shape *shape,
+                               const void *const *rows, const void *const *row_scales,
+                               uint32_t token_begin, uint32_t token_end, float *scratch,
+                               ep_nonfinite *out_found)
+{
+    sent_rows sent = {rows, row_scales};
+    bool found = false;
+    for (uint32_t t = token_begin; t < token_end && !found; t++) {
+        found = ep_batch_token_active(batch, t) &&
+                find_in_token(batch, shape, &sent, t, scratch, out_found);
+    }
+    return found;
 }

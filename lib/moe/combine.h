@@ -18,9 +18,11 @@
  *            they are.
  * Input      with EP_WEIGHT_ON_INPUT routed rows are added as they are; copy and constant rows are
  *            still multiplied by w.
- * Out        combined, partial: [T,H] of out_dtype. uncombined: [T,K,H] of out_dtype: row(t,k)
- *            converted; inactive slots 0. Inactive tokens give zero rows. Shared rows and the
- *            caller's shared tensor have no place in uncombined.
+ * Not finite  rows_policy zero and mean repair experts' rows, and rows of constant experts, on the
+ *            way in, values of wire_dtype; a caller with reject looks with
+ * ep_combine_find_nonfinite first. Not for node sums. Out        combined, partial: [T,H] of
+ * out_dtype. uncombined: [T,K,H] of out_dtype: row(t,k) converted; inactive slots 0. Inactive
+ * tokens give zero rows. Shared rows and the caller's shared tensor have no place in uncombined.
  * Threads    pure; distinct token ranges may run at once.
  */
 #ifndef EP_MOE_COMBINE_H
@@ -44,5 +46,19 @@ void ep_combine_quantized(const ep_batch *batch, const ep_layer_shape *shape,
                           const void *const *rows, const void *const *row_scales,
                           uint32_t token_begin, uint32_t token_end, float *scratch,
                           const ep_combine_out *out);
+
+/* An element of an expert's row that is NaN or Inf. */
+typedef struct ep_nonfinite {
+    uint32_t token;
+    uint32_t slot;
+    uint32_t element;
+    float value;
+} ep_nonfinite;
+
+/* The first one among the rows that count; row_scales NULL: plain rows. false: none. */
+bool ep_combine_find_nonfinite(const ep_batch *batch, const ep_layer_shape *shape,
+                               const void *const *rows, const void *const *row_scales,
+                               uint32_t token_begin, uint32_t token_end, float *scratch,
+                               ep_nonfinite *out_found);
 
 #endif

@@ -107,6 +107,31 @@ static void replace_nonfinite(float *row, size_t n, float value)
     }
 }
 
+static EP_FLOAT_WORK void repair(float *row, size_t n, ep_nan_policy policy, ep_dtype dtype)
+{
+    double sum = 0.0;
+    size_t finite = 0;
+    for (size_t i = 0; i < n; i++) {
+        sum += isfinite(row[i]) ? (double)row[i] : 0.0;
+        finite += isfinite(row[i]) ? 1 : 0;
+    }
+    if (finite == n) {
+        return;
+    }
+    float value = policy == EP_NAN_MEAN && finite > 0 ? (float)(sum / (double)finite) : 0.0f;
+    uint8_t narrow[sizeof(float)];
+    ep_row_narrow(&value, 1, dtype, narrow);
+    ep_row_widen(narrow, dtype, 1, &value);
+    replace_nonfinite(row, n, value);
+}
+
+void ep_floats_repair(float *row, size_t n, ep_nan_policy policy, ep_dtype dtype)
+{
+    const ep_float_env env = ep_float_env_begin();
+    repair(row, n, policy, dtype);
+    ep_float_env_end(env);
+}
+
 void ep_batch_widen_row(const ep_batch *batch, uint32_t token, float *out)
 {
     const uint8_t *row = ep_rows_at(&batch->x, token);

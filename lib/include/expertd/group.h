@@ -174,8 +174,12 @@ EP_API void ep_group_read_traffic(ep_group *group, uint32_t rank, ep_group_traff
 
 /* ---- what dispatch and combine have in common; must be equal on all ranks ---- */
 
-/* native: no size or divisibility rule. a2, a3: the vendor's ranges, for programs that must run
- * there too. */
+/*
+ * native: no size or divisibility rule. a2, a3: the ranges that the vendor documents for its newest
+ * operators (npu_moe_distribute_dispatch_v2 and combine_v2 of August 2026), for programs that must
+ * run there too. server_num is ep_world_size / 8. Not checked, since ranks do not tell: that on the
+ * device only hierarchy may leave a super node.
+ */
 typedef enum ep_group_profile {
     EP_GROUP_NATIVE = 0,
     EP_GROUP_A2 = 1,
@@ -192,16 +196,19 @@ typedef struct ep_group_params {
     uint32_t struct_bytes;
     ep_group_profile profile;
     ep_group_const_rule const_rule;
-    int64_t ep_world_size;     /* 0: the group's. Else it must equal it */
-    int64_t ep_rank_id;        /* -1: the group's. Else it must equal it */
-    int64_t moe_expert_num;    /* M >= 1 */
-    ep_group *group_tp;        /* group of the two ranks of a tensor-parallel pair; NULL none */
-    int64_t tp_world_size;     /* 0 or 1: none; 2: with group_tp, and one local expert per rank */
-    int64_t tp_rank_id;        /* in group_tp; 0 when none */
-    int64_t expert_shard_type; /* 0: shared-expert ranks come first; no other is defined */
-    int64_t shared_expert_num; /* S; 1 with shared_expert_rank_num 0 means none */
+    int64_t ep_world_size;  /* 0: the group's. Else it must equal it */
+    int64_t ep_rank_id;     /* -1: the group's. Else it must equal it */
+    int64_t moe_expert_num; /* M >= 1 */
+    ep_group *group_tp;     /* group of the two ranks of a tensor-parallel pair; NULL none */
+    /* 0: none; 1: none, a group_tp is taken and not used; 2: with group_tp, and one local expert
+     * per rank */
+    int64_t tp_world_size;
+    int64_t tp_rank_id;             /* in group_tp; 0 when none */
+    int64_t expert_shard_type;      /* 0: shared-expert ranks come first; no other is defined */
+    int64_t shared_expert_num;      /* S; 1 with shared_expert_rank_num 0 means none */
     int64_t shared_expert_rank_num; /* SR */
-    int64_t global_bs;              /* 0, or W times the largest batch of any rank */
+    /* 0, or W times the largest batch of any rank: profiles want it exactly, native at least */
+    int64_t global_bs;
     int64_t zero_expert_num;
     int64_t copy_expert_num;
     int64_t const_expert_num;
@@ -212,13 +219,42 @@ typedef struct ep_group_params {
      * row for each expert */
     const char *comm_alg;
     /* native only. i32 [4+2*W0], W0 the group's size: {is_scaled_down, ranks, shared ranks, MoE
-     * experts, table1[rank] = local index or -1, table2[local index] = rank} */
+     * experts, table1[rank] = local index or -1, table2[local index] = rank}. Ids of special
+     * experts stay where moe_expert_num puts them */
     ep_tensor elastic_info;
     bool allow_duplicates; /* a token may name an expert twice (native only) */
 } ep_group_params;
 
 EP_API void ep_group_params_init_sized(ep_group_params *out_params, size_t struct_bytes);
 #define ep_group_params_init(params) ep_group_params_init_sized((params), sizeof(*(params)))
+
+/* How large exchange buffers must be, whichever experts the tokens choose. */
+typedef struct ep_group_buffers {
+    uint32_t struct_bytes;
+    /* the largest frame of a rank: what frame_bytes_max of ep_group_config must be. The profiles'
+     * prepare refuses less; in native tokens may choose so that less suffices */
+    uint64_t frame_bytes;
+    /* a2, a3: what the vendor documents as least HCCL_BUFFSIZE of group_ep, in bytes (that variable
+     * counts MiB; its operator adds 512 bytes per rank). 0 in native. L experts per rank, B max_bs,
+     * S shared experts, alignN(x) x rounded up to N:
+     *   a2  2 * (B * W * min(L,K) * H * 2 + 2 MiB)
+     *   a2  hierarchy: (M + W / 4) * align512(B * (H * 2 + 16 * align8(K))) + 8 MiB
+     *   a3  2 * (L * B * W * R + (K + S) * B * align512(2 * H)), R = align512(align32(2 * H) + 64),
+     *       fullmesh_v2: R = ceil((align32(2 * H) + 64) / 480) * 512
+     *   a3  hierarchy: M * B * (H * 2 + 16 * align8(K)) + 404 MiB */
+    uint64_t vendor_bytes;
+    /* of group_tp, A = B * W * min(L,K): 2 * A * (align512(align32(2 * H) + 44) + align512(2 * H))
+     */
+    uint64_t vendor_tp_bytes;
+} ep_group_buffers;
+
+/*
+ * params: ep_world_size must be set; group_tp may be NULL. max_bs: the largest T of any rank.
+ * dtype: of x. Set struct_bytes of out_buffers. Errors: INVALID_ARGUMENT as for prepare.
+ */
+EP_API ep_err ep_group_buffer_sizes(const ep_group_params *params, int64_t max_bs, int64_t hidden,
+                                    int64_t top_k, ep_dtype dtype, ep_group_buffers *out_buffers,
+                                    ep_error *out_error);
 
 /* ---- dispatch ---- */
 
@@ -238,24 +274,36 @@ typedef struct ep_moe_dispatch_args {
     ep_tensor scales;
     /* bool [T] or [T,K]; a token is inactive when its entry, or all its K entries, are false */
     ep_tensor x_active_mask;
-    ep_tensor expert_scales; /* f32 [T,K]; a2 and native: travel along to expand_scales */
-    /* i64 [W]: microseconds waited for each rank's rows are added to it; a2 and native */
+    /* f32 [T,K]: travel along to expand_scales; profiles want them with hierarchy, a3 not without
+     */
+    ep_tensor expert_scales;
+    /* i64 [W]: microseconds waited for each rank's rows are added to it; not with hierarchy in a3
+     */
     ep_tensor performance_info;
     /* out */
     /* x's type, i8 with quant_mode 2; [rows >= max(tp,1)*A, H]. native: at least the rows that
      * come */
     ep_tensor expand_x;
-    ep_tensor dynamic_scales; /* f32 [rows of expand_x]; needed with quant_mode 2 */
+    /* f32 [rows of expand_x]; required with quant_mode 2; else left as it is when given */
+    ep_tensor dynamic_scales;
     /* i32 [128 * max(rows of A, 1)]: first 3*n ints (source rank, token, slot; slot K+s: shared
      * expert s); the last 16 ints say which dispatch wrote it */
     ep_tensor assist_info_for_combine;
     ep_tensor expert_token_nums; /* i64 [L] */
     /* i32 [W*max(tp,1)*L]: inclusive prefix sums in order [local expert][source rank]; with TP the
-     * other rank's W follow */
+     * other rank's W follow. a2 with expert_scales, a3 with hierarchy: [M +
+     * 2*global_bs*K*server_num], BS*W for global_bs 0, as the vendor's programs have it; what
+     * follows the sums is not written */
     ep_tensor ep_recv_counts;
-    ep_tensor tp_recv_counts; /* i32 [tp_world_size]: rows of each TP rank; needed with TP */
-    /* f32 [rows]: expert_scales of each row, 0 for shared experts; absent: not wanted */
+    /* i32 [tp_world_size]: rows of each TP rank; required with TP; else left as it is when given */
+    ep_tensor tp_recv_counts;
+    /* f32 [rows]: expert_scales of each row, 0 for shared experts; absent: not wanted, but profiles
+     * want it with hierarchy */
     ep_tensor expand_scales;
+    /* of NaN and Inf in x of active tokens, numbers of ep_moe_nan: 0 they travel, 1 the call is
+     * refused, 2 they become 0, 3 the mean of the row's finite values; before rows are quantised */
+    int64_t nan_policy;
+    float x_abs_max; /* |x| above it is refused; 0 off */
 } ep_moe_dispatch_args;
 
 EP_API void ep_moe_dispatch_args_init_sized(ep_moe_dispatch_args *out_args, size_t struct_bytes);
@@ -301,25 +349,30 @@ typedef struct ep_moe_combine_args {
     ep_tensor assist_info_for_combine; /* as the dispatch wrote it */
     ep_tensor ep_send_counts;          /* the dispatch's ep_recv_counts */
     ep_tensor expert_scales;           /* f32 [T,K] */
-    ep_tensor tp_send_counts;          /* the dispatch's tp_recv_counts; with TP */
+    ep_tensor tp_send_counts;          /* the dispatch's tp_recv_counts; read with TP only */
     ep_tensor x_active_mask;           /* as given to the dispatch */
     /* must be absent, like the next two: the vendor keeps them for later */
     ep_tensor activation_scale;
     ep_tensor weight_scale;
     ep_tensor group_list;
-    /* the dispatch's, or absent. Weights are applied where the token came from, so it is not
-     * read */
+    /* the dispatch's, or absent; required with hierarchy in profiles, absent in a3 without. Weights
+     * are applied where the token came from, so it is checked and not read */
     ep_tensor expand_scales;
     /* expand_x's type [T,H], or [a,b,H] with a*b = T: added last; only without shared-expert
      * ranks */
     ep_tensor shared_expert_x;
     ep_tensor ori_x; /* expand_x's type [T,H]: x as dispatched; for copy and constant experts */
-    ep_tensor const_expert_alpha_1; /* expand_x's type [const_expert_num,H], like the next two */
+    /* expand_x's type [const_expert_num,H], like the next two; absent when that is 0 */
+    ep_tensor const_expert_alpha_1;
     ep_tensor const_expert_alpha_2;
     ep_tensor const_expert_v;
     ep_tensor performance_info; /* as for the dispatch */
     /* out */
     ep_tensor x_out; /* expand_x's type [T,H]; rows of inactive tokens are 0 */
+    /* of NaN and Inf in the experts' rows of this rank's tokens, as they came, and in ori_x;
+     * numbers as in the dispatch. 1: the call fails here with OUT_OF_RANGE naming token, slot,
+     * element */
+    int64_t nan_policy;
 } ep_moe_combine_args;
 
 /* For ep_moe_combine_add_rms_norm. Its x_out in ep_moe_combine_args stays absent. */

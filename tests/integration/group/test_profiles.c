@@ -34,16 +34,36 @@ static int64_t capacity(const world *w, uint32_t rank)
     return batch * (local < c->top_k ? local : c->top_k);
 }
 
+/* ep_recv_counts with the room that the vendor's operator sums in. */
+static void set_vendor_counts(const world *w, rank_call *call, uint32_t rank)
+{
+    const oracle_case *c = w->c;
+    int64_t tokens = w->global_bs != 0 ? w->global_bs : (int64_t)c->batch[rank].tokens * c->ranks;
+    int64_t ints = c->experts + 2 * tokens * c->top_k * (c->ranks / 8);
+    int32_t *counts = calloc((size_t)ints, sizeof(*counts));
+    call->memory[call->memory_count++] = counts;
+    call->dispatch.ep_recv_counts = ep_tensor_1d(counts, EP_DTYPE_I32, ints);
+    call->combine.ep_send_counts = call->dispatch.ep_recv_counts;
+}
+
 static void set_up(const world *w, rank_call *call, uint32_t rank)
 {
     rank_call_init_rows(call, w->c, rank, capacity(w, rank));
     call->params.profile = w->profile;
     call->params.comm_alg = w->comm_alg;
     call->params.global_bs = w->global_bs;
-    if (w->profile == EP_GROUP_A3) { /* it sends no weights and measures nothing */
+    bool hierarchy = w->comm_alg != NULL && strcmp(w->comm_alg, "hierarchy") == 0;
+    if (w->profile == EP_GROUP_A3 && hierarchy) {
+        call->dispatch.performance_info = ep_tensor_none();
+    } else if (w->profile == EP_GROUP_A3) { /* it sends no weights */
         call->dispatch.expert_scales = ep_tensor_none();
         call->dispatch.expand_scales = ep_tensor_none();
-        call->dispatch.performance_info = ep_tensor_none();
+    }
+    if (w->profile != EP_GROUP_NATIVE && hierarchy) {
+        call->combine.expand_scales = call->dispatch.expand_scales;
+    }
+    if (w->profile == EP_GROUP_A2 || (w->profile == EP_GROUP_A3 && hierarchy)) {
+        set_vendor_counts(w, call, rank);
     }
 }
 
@@ -140,7 +160,8 @@ static bool test_a3(void)
     draw(&c, 2, 5, false);
     bool good = run(&c, EP_GROUP_A3, "", 0, NULL) && run(&c, EP_GROUP_A3, "fullmesh_v1", 0, NULL) &&
                 run(&c, EP_GROUP_A3, "fullmesh_v2", 4 * 5, NULL);
-    good = run(&c, EP_GROUP_A3, "hierarchy", 0, "comm_alg is hierarchy: allowed") && good;
+    good = run(&c, EP_GROUP_A3, "fullmesh", 0, "comm_alg is fullmesh: allowed") && good;
+    good = run(&c, EP_GROUP_A3, "hierarchy", 0, "multiples of 16 in 16..256") && good;
     c.quantise = true;
     c.quantise_back = true;
     good = run(&c, EP_GROUP_A3, "", 0, NULL) && good;
@@ -149,10 +170,18 @@ static bool test_a3(void)
     oracle_case uneven = {
         .ranks = 2, .experts = 4, .top_k = 4, .hidden = 1024, .dtype = ORACLE_BF16};
     draw(&uneven, 3, 7, true);
-    good = run(&uneven, EP_GROUP_A3, "", 2 * 7, NULL) && good;
+    good = run(&uneven, EP_GROUP_A3, "", 2 * 2, NULL) && good;
     good = run(&uneven, EP_GROUP_A3, "", 0, "BS differs between ranks") && good;
-    good = run(&uneven, EP_GROUP_A3, "fullmesh_v2", 2 * 7, "BS differs between ranks") && good;
+    /* the batches have 1 and 2 tokens */
+    good = run(&uneven, EP_GROUP_A3, "fullmesh_v2", 2 * 2, NULL) && good;
+    good = run(&uneven, EP_GROUP_A3, "", 2 * 7, "ep_world_size * largest BS = 2 * 2") && good;
     case_free(&uneven);
+
+    oracle_case many = {
+        .ranks = 16, .experts = 32, .top_k = 4, .hidden = 1024, .dtype = ORACLE_BF16};
+    draw(&many, 5, 3, false);
+    good = run(&many, EP_GROUP_A3, "hierarchy", 0, NULL) && good;
+    case_free(&many);
     return good;
 }
 

@@ -74,6 +74,11 @@ Test(group_call, unequal_batches_follow_the_profile)
     for (int i = 0; i < 8; i++) {
         calls[i].global_bs = 64;
     }
+    EXPECT_FAILS(ep_group_calls_compare(calls, ranks, 8, &error), EP_ERR_INVALID_ARGUMENT, error,
+                 "global_bs is 64: allowed 0, or ep_world_size * largest BS = 8 * 5 (of rank 2)");
+    for (int i = 0; i < 8; i++) {
+        calls[i].global_bs = 40;
+    }
     cr_expect_eq(ep_group_calls_compare(calls, ranks, 8, &error), EP_OK);
     calls[4].has_inactive = 1;
     cr_expect_eq(ep_group_calls_compare(calls, ranks, 8, &error), EP_ERR_INVALID_ARGUMENT);
@@ -81,10 +86,14 @@ Test(group_call, unequal_batches_follow_the_profile)
               "%s", error.text);
     calls[4].has_inactive = 0;
     for (int i = 0; i < 8; i++) {
-        calls[i].comm = EP_GROUP_FULLMESH_V2;
+        calls[i].comm = EP_GROUP_HIERARCHY;
     }
     EXPECT_FAILS(ep_group_calls_compare(calls, ranks, 8, &error), EP_ERR_INVALID_ARGUMENT, error,
-                 "fullmesh_v2");
+                 "with comm_alg hierarchy all must be equal (profile a3)");
+    for (int i = 0; i < 8; i++) {
+        calls[i].profile = EP_GROUP_A2;
+    }
+    cr_expect_eq(ep_group_calls_compare(calls, ranks, 8, &error), EP_OK);
 }
 
 Test(group_call, stale_plan_names_what_differs)

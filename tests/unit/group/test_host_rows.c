@@ -120,7 +120,8 @@ static void prepare(sent *s, bool quantise)
                           .hidden = HIDDEN,
                           .x = {s->x, 4 * HIDDEN, EP_DTYPE_F32},
                           .ids = {s->ids, 4 * TOP_K, EP_DTYPE_I32},
-                          .scales = {s->weights, 4 * TOP_K, EP_DTYPE_F32}};
+                          .scales = {s->weights, 4 * TOP_K, EP_DTYPE_F32},
+                          .dispatch_quant = quantise ? EP_DISPATCH_INT8 : EP_DISPATCH_PLAIN};
     s->packer = (ep_group_packer){.batch = &s->batch,
                                   .slots_per_token = TOP_K,
                                   .row_bytes = quantise ? HIDDEN : 4 * HIDDEN,

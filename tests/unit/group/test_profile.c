@@ -6,6 +6,7 @@
 
 #include "group/group_layout.h"
 #include "group/group_profile.h"
+#include "group/group_sizes.h"
 
 #pragma GCC diagnostic ignored "-Woverride-init" /* a row says what differs from the usual call */
 
@@ -21,7 +22,8 @@
     {                                                                                              \
         USUAL, .profile = EP_GROUP_A3, __VA_ARGS__                                                 \
     }
-#define A2_HIERARCHY(...) A2(COMM(HIERARCHY, HIERARCHY), __VA_ARGS__)
+#define A2_HIERARCHY(...) A2(COMM(HIERARCHY, HIERARCHY), .has_expert_scales = 1, __VA_ARGS__)
+#define A3_HIERARCHY(...) A3(COMM(HIERARCHY, HIERARCHY), .has_expert_scales = 1, __VA_ARGS__)
 #define A3_V2(...) A3(COMM(FULLMESH_V2, FULLMESH_V2), __VA_ARGS__)
 #define NATIVE(...)                                                                                \
     {                                                                                              \
@@ -73,8 +75,14 @@ Test(group_profile, a2)
         {"world of 64", A2(WORLD(64), .moe_experts = 256), PASSES},
         {"world of 128", A2(WORLD(128), .moe_experts = 256), PASSES},
         {"world of 256", A2(WORLD(256), .moe_experts = 256), PASSES},
-        {"world of 8", A2(WORLD(8), .moe_experts = 256), "ep_world_size",
-         "is 8:", "16, 32, 64, 128, 256"},
+        {"world of 2", A2(WORLD(2), .moe_experts = 256), PASSES},
+        {"world of 8, 32 experts each", A2(WORLD(8), .moe_experts = 256), PASSES},
+        {"world of 192", A2(WORLD(192), .moe_experts = 192), PASSES},
+        {"world of 384", A2(WORLD(384), .moe_experts = 384), PASSES},
+        {"world of 1", A2(WORLD(1), .moe_experts = 256), "ep_world_size", "is 1:", "2..8, 16, 32"},
+        {"world of 9", A2(WORLD(9), .moe_experts = 9), "ep_world_size", "is 9:", "2..8, 16, 32"},
+        {"world of 48", A2(WORLD(48), .moe_experts = 48), "ep_world_size",
+         "is 48:", "64, 128, 192, 256, 384"},
         {"hierarchy: world of 16", A2_HIERARCHY(WORLD(16), .moe_experts = 128), PASSES},
         {"hierarchy: world of 32", A2_HIERARCHY(WORLD(32), .moe_experts = 128), PASSES},
         {"hierarchy: world of 64", A2_HIERARCHY(WORLD(64), .moe_experts = 128), PASSES},
@@ -82,9 +90,11 @@ Test(group_profile, a2)
          "is 128:", "16, 32, 64 (2, 4, 8 servers"},
         {"the usual call", A2(), PASSES},
         {"no elastic_info", A2(.has_elastic = 1), "elastic_info", "is given",
-         "allowed only absent (profile a2)"},
-        {"24 experts per rank", A2(.moe_experts = 24 * 16), PASSES},
-        {"25 experts per rank", A2(.moe_experts = 25 * 16), "experts per rank", "is 25:", "1..24"},
+         "allowed only absent"},
+        {"most experts", A2(.moe_experts = 1024), PASSES},
+        {"hierarchy: most experts", A2_HIERARCHY(.moe_experts = 512), PASSES},
+        {"hierarchy: too many experts", A2_HIERARCHY(.moe_experts = 528), "moe_expert_num",
+         "is 528", "1..512 (comm_alg hierarchy)"},
         {"fullmesh: least H", A2(.hidden = 32), PASSES},
         {"fullmesh: H too large", A2(.hidden = 7168 + 32), "H", "7200",
          "multiples of 32 up to 7168"},
@@ -96,6 +106,12 @@ Test(group_profile, a2)
         {"largest batch", A2(.tokens = 256), PASSES},
         {"batch too large", A2(.tokens = 257), "BS", "is 257", "1..256"},
         {"batch of none", A2(.tokens = 0), "BS", "is 0", "1..256"},
+        {"hierarchy: largest batch", A2_HIERARCHY(.tokens = 512), PASSES},
+        {"hierarchy: batch too large", A2_HIERARCHY(.tokens = 513), "BS", "is 513", "1..512"},
+        {"hierarchy without expert_scales", A2(COMM(HIERARCHY, HIERARCHY)), "expert_scales",
+         "is missing", "required with comm_alg hierarchy"},
+        {"no shared_expert_x", A2(.has_shared_x = 1, .operator= EP_GROUP_COMBINE),
+         "shared_expert_x", "is given", "absent"},
         {"no tp", A2(.moe_experts = 16, .tp_world_size = 2), "tp_world_size", "is 2", "0..1"},
         {"no ranks of shared experts", A2(SHARED(8, 1)), "shared_expert_rank_num", "is 8",
          "allowed 0"},
@@ -156,24 +172,58 @@ Test(group_profile, a3)
         {"no expert_scales", A3(.has_expert_scales = 1), "expert_scales", "given", "absent"},
         {"the combine needs expert_scales", A3(.has_expert_scales = 1, .operator= EP_GROUP_COMBINE),
          PASSES},
-        {"no performance_info", A3(.has_performance = 1), "performance_info", "given", "absent"},
+        {"performance_info", A3(.has_performance = 1), PASSES},
         {"no elastic_info", A3(.has_elastic = 1), "elastic_info", "given", "absent"},
         {"comm_alg fullmesh_v1", A3(.comm_given = EP_GROUP_NAMED_FULLMESH_V1), PASSES},
         {"comm_alg fullmesh", A3(.comm_given = EP_GROUP_NAMED_FULLMESH), "comm_alg", "fullmesh",
-         "fullmesh_v1, fullmesh_v2"},
-        {"comm_alg hierarchy", A3(COMM(HIERARCHY, HIERARCHY)), "comm_alg", "hierarchy",
-         "fullmesh_v1, fullmesh_v2"},
+         "fullmesh_v1, fullmesh_v2, hierarchy"},
+        {"hierarchy: least world", A3_HIERARCHY(WORLD(16)), PASSES},
+        {"hierarchy: largest world", A3_HIERARCHY(WORLD(256), .moe_experts = 256), PASSES},
+        {"hierarchy: world of 8", A3_HIERARCHY(WORLD(8)), "ep_world_size",
+         "is 8:", "multiples of 16 in 16..256"},
+        {"hierarchy: world of 272", A3_HIERARCHY(WORLD(272), .moe_experts = 272), "ep_world_size",
+         "is 272:", "multiples of 16 in 16..256"},
+        {"hierarchy: world of 24", A3_HIERARCHY(WORLD(24), .moe_experts = 48), "ep_world_size",
+         "is 24:", "multiples of 16 in 16..256"},
+        {"hierarchy: least H", A3_HIERARCHY(.hidden = 1024), PASSES},
+        {"hierarchy: largest H", A3_HIERARCHY(.hidden = 7168), PASSES},
+        {"hierarchy: H too large", A3_HIERARCHY(.hidden = 7200), "H", "is 7200",
+         "multiples of 32 in 1024..7168"},
+        {"hierarchy: H no multiple of 32", A3_HIERARCHY(.hidden = 1040), "H", "is 1040",
+         "multiples of 32 in 1024..7168"},
+        {"hierarchy: largest batch", A3_HIERARCHY(.tokens = 256), PASSES},
+        {"hierarchy: batch too large", A3_HIERARCHY(.tokens = 257), "BS", "is 257", "1..256"},
+        {"hierarchy: 24 experts per rank", A3_HIERARCHY(.moe_experts = 24 * 16), PASSES},
+        {"hierarchy: 25 experts per rank", A3_HIERARCHY(.moe_experts = 25 * 16), "experts per rank",
+         "is 25", "1..24"},
+        {"hierarchy: too many experts", A3_HIERARCHY(WORLD(32), .moe_experts = 544),
+         "moe_expert_num", "is 544", "1..512"},
+        {"hierarchy: no expert_scales", A3(COMM(HIERARCHY, HIERARCHY)), "expert_scales",
+         "is missing", "required with comm_alg hierarchy"},
+        {"hierarchy: 1-D mask", A3_HIERARCHY(.mask = EP_GROUP_MASK_TOKENS), PASSES},
+        {"hierarchy: no 2-D mask", A3_HIERARCHY(.mask = EP_GROUP_MASK_SLOTS), "x_active_mask",
+         "[BS, K]", "allowed [BS], or absent"},
+        {"hierarchy: no performance_info", A3_HIERARCHY(.has_performance = 1), "performance_info",
+         "given", "absent"},
+        {"hierarchy: no shared experts", A3_HIERARCHY(SHARED(8, 1)), "shared_expert_rank_num",
+         "is 8", "allowed 0"},
+        {"hierarchy: no tp", A3_HIERARCHY(.moe_experts = 16, .tp_world_size = 2), "tp_world_size",
+         "is 2", "0..1"},
+        {"hierarchy: no zero experts", A3_HIERARCHY(.zero_experts = 1), "zero_expert_num", "is 1",
+         "allowed 0"},
+        {"hierarchy: no copy experts", A3_HIERARCHY(.copy_experts = 1), "copy_expert_num", "is 1",
+         "allowed 0"},
+        {"hierarchy: no constant experts", A3_HIERARCHY(.const_experts = 1), "const_expert_num",
+         "is 1", "allowed 0"},
+        {"hierarchy: int8 combine", A3_HIERARCHY(.comm_quant_mode = 2), PASSES},
+        {"shared experts without ranks", A3(.shared_rows = 2), "shared_expert_num", "is 2",
+         "0..0, or 1"},
         {"fullmesh_v2", A3_V2(), PASSES},
-        {"fullmesh_v2: no mask", A3_V2(.mask = EP_GROUP_MASK_SLOTS), "x_active_mask", "given",
-         "absent"},
+        {"fullmesh_v2: mask", A3_V2(.mask = EP_GROUP_MASK_SLOTS), PASSES},
+        {"fullmesh_v2: special experts",
+         A3_V2(.zero_experts = 1, .copy_experts = 1, .const_experts = 1), PASSES},
         {"fullmesh_v2: no tp", A3_V2(.moe_experts = 16, .tp_world_size = 2), "tp_world_size",
          "is 2", "0..1"},
-        {"fullmesh_v2: no zero experts", A3_V2(.zero_experts = 1), "zero_expert_num", "is 1",
-         "allowed 0"},
-        {"fullmesh_v2: no copy experts", A3_V2(.copy_experts = 1), "copy_expert_num", "is 1",
-         "allowed 0"},
-        {"fullmesh_v2: no constant experts", A3_V2(.const_experts = 1), "const_expert_num", "is 1",
-         "allowed 0"},
         {"fullmesh_v2: largest K", A3_V2(.top_k = 12), PASSES},
         {"fullmesh_v2: K too large", A3_V2(.top_k = 13), "K", "is 13", "1..12"},
         {"K of all experts, special ones too",
@@ -268,4 +318,29 @@ Test(group_profile, capacity)
     cr_expect_eq(ep_group_capacity(&global, 3, NULL, 0), 64 * 16 * 4);
     cr_expect_eq(ep_group_capacity(&shared, 0, NULL, 0), 32 * 16 * 2 / 8);
     cr_expect_eq(ep_group_capacity(&shared, 8, NULL, 0), 32 * 16 * 8);
+}
+
+/* ---- buffers ---- */
+
+/* Each line by hand from the documented formula. */
+Test(group_profile, vendor_buffers)
+{
+    const uint64_t mib = 1 << 20;
+    const ep_group_call a2 = A2(.moe_experts = 32),
+                        a2_h = A2_HIERARCHY(.moe_experts = 32, .top_k = 9);
+    const ep_group_call a3 = A3(WORLD(2), .moe_experts = 128, .hidden = 2048);
+    const ep_group_call v2 = A3_V2(WORLD(2), .moe_experts = 128, .hidden = 2048);
+    const ep_group_call a3_h = A3_HIERARCHY(.moe_experts = 32), native = NATIVE();
+    const ep_group_call shared = A3(SHARED(8, 4), .moe_experts = 64, .hidden = 1024);
+    const ep_group_call tp = A3(.moe_experts = 16, .tp_world_size = 2, .hidden = 1024);
+    cr_expect_eq(ep_group_vendor_bytes(&native, 8), 0);
+    cr_expect_eq(ep_group_vendor_bytes(&a2, 8), 2 * (8ull * 16 * 2 * 7168 * 2 + 2 * mib));
+    cr_expect_eq(ep_group_vendor_bytes(&a2_h, 8), 36ull * (8 * (14336 + 256)) + 8 * mib);
+    /* a report of users: 608 MiB, which the operator names as 609 */
+    cr_expect_eq(ep_group_vendor_bytes(&a3, 512), 608 * mib);
+    cr_expect_eq(ep_group_vendor_bytes(&v2, 512), 2 * (64ull * 512 * 2 * 9 * 512 + 8 * 512 * 4096));
+    cr_expect_eq(ep_group_vendor_bytes(&a3_h, 8), 32ull * 8 * (14336 + 128) + 404 * mib);
+    cr_expect_eq(ep_group_vendor_bytes(&shared, 8), 2 * (8ull * 8 * 16 * 2560 + 12 * 8 * 2048));
+    cr_expect_eq(ep_group_vendor_tp_bytes(&tp, 8), 2 * (8ull * 16) * (2560 + 2048));
+    cr_expect_eq(ep_group_vendor_tp_bytes(&a3, 8), 0);
 }
