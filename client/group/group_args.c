@@ -448,7 +448,7 @@ static ep_err check_row_outputs(const ep_moe_dispatch_args *args, group_view *vi
                        vendor ? view->capacity / tp : view->expand_rows / tp, sizeof(float),
                        "4 bytes per row received", out_error));
         if (call->has_expert_scales == 0) {
-            return BAD("expand_scales is given without expert_scales: it is made of them");
+            return BAD("expert_scales is missing: it is required with expand_scales");
         }
     }
     int64_t rows = vendor ? view->capacity / tp : 1;
@@ -608,9 +608,15 @@ static ep_err check_counts_in(const ep_moe_combine_args *args, const group_view 
                           args->expand_scales.rank != 0, out_error));
     TRY(ep_tensor_check("assist_info_for_combine", &args->assist_info_for_combine, 1, i32_types,
                         out_error));
+    int64_t rows = call->profile != EP_GROUP_NATIVE ? view->capacity / call->tp_world_size : 1;
     TRY(check_room("assist_info_for_combine", &args->assist_info_for_combine,
-                   EP_GROUP_ASSIST_INTS_PER_ROW, sizeof(int32_t),
+                   EP_GROUP_ASSIST_INTS_PER_ROW * (rows > 1 ? rows : 1), sizeof(int32_t),
                    "128 * max(A, 1) ints, as the dispatch wrote it", out_error));
+    if (call->profile != EP_GROUP_NATIVE) {
+        TRY(check_room("expand_x", &args->expand_x, view->capacity,
+                       (size_t)call->hidden * ep_dtype_bytes((ep_dtype)call->dtype), view->formula,
+                       out_error));
+    }
     TRY(check_unused("tp_send_counts", &args->tp_send_counts, i32_types, out_error));
     if (call->tp_world_size > 1) {
         TRY(require("tp_send_counts", &args->tp_send_counts, "tp_world_size", 2, out_error));
