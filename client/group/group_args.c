@@ -341,7 +341,7 @@ static ep_err read_performance(const ep_tensor *performance, group_view *view, e
  * native one row is certain. */
 static ep_err check_frames(const ep_group *group, const ep_group_call *call, ep_error *out_error)
 {
-    int64_t max_bs = call->global_bs != 0 ? call->global_bs / call->ranks : call->tokens;
+    int64_t max_bs = call->global_bs != 0 ? call->global_bs / call->world_size : call->tokens;
     uint64_t element = call->quant_mode == 2 || call->comm_quant_mode == 2
                            ? 1
                            : ep_dtype_bytes((ep_dtype)call->dtype);
@@ -403,7 +403,8 @@ static ep_err read_smooth(const ep_moe_dispatch_args *args, group_view *view, ep
         return EP_OK;
     }
     TRY(ep_tensor_check("scales", &args->scales, 2, f32_types, out_error));
-    TRY(check_shape("scales", &args->scales, 0, call->shared_rows + call->moe_experts,
+    TRY(check_shape("scales", &args->scales, 0,
+                    call->shared_rows + call->moe_experts + call->gone_experts,
                     "it has a row per shared and MoE expert", out_error));
     TRY(check_shape("scales", &args->scales, 1, call->hidden, "rows of x have that many elements",
                     out_error));

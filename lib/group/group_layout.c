@@ -70,7 +70,7 @@ int64_t ep_group_capacity(const ep_group_call *call, uint32_t rank, char *out_fo
 {
     ep_group_layout layout = ep_group_layout_of(call);
     int64_t world = layout.ranks;
-    int64_t batch = call->global_bs != 0 ? call->global_bs / world : call->tokens;
+    int64_t batch = call->global_bs != 0 ? call->global_bs / call->world_size : call->tokens;
     const char *name = call->global_bs != 0 ? "global_bs/W" : "BS";
     char unused[1];
     if (out_formula == NULL) {

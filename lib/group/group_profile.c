@@ -102,15 +102,15 @@ static ep_err check_layout(const ep_group_call *call, ep_error *out_error)
 static ep_err check_batch(const ep_group_call *call, ep_error *out_error)
 {
     if (call->global_bs < 0 ||
-        (call->global_bs > 0 && call->global_bs < call->tokens * call->ranks)) {
+        (call->global_bs > 0 && call->global_bs < call->tokens * call->world_size)) {
         return BAD("global_bs is %" PRId64 ": allowed 0, or at least BS * ep_world_size = %" PRId64
                    " * %" PRId64,
-                   call->global_bs, call->tokens, call->ranks);
+                   call->global_bs, call->tokens, call->world_size);
     }
-    if (call->global_bs % call->ranks != 0) {
+    if (call->global_bs % call->world_size != 0) {
         return BAD("global_bs is %" PRId64 ": allowed 0 or a multiple of ep_world_size %" PRId64
                    " (ranks * largest BS)",
-                   call->global_bs, call->ranks);
+                   call->global_bs, call->world_size);
     }
     if (call->quant_mode == 0) {
         TRY(absent("scales", call->has_scales, "quant_mode is 0", out_error));

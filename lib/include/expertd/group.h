@@ -21,7 +21,7 @@
  *            the first M % (W - SR) ranks hold one expert more. Shared expert s of a token of rank
  *            r is on rank s * (SR / S) + r % (SR / S).
  * A          rows a rank may receive: shared rank max_bs*W*S/SR; MoE rank max_bs*W*min(L,K), where
- *            max_bs is T, or global_bs / W.
+ *            max_bs is T, or global_bs / the group's size.
  * Ids        [0,M) routed, then zero, copy and constant experts, which never travel; native also
  *            takes -1 and the total as "none".
  * Agreement  with every call the ranks compare their parameters. When they differ the call fails on
@@ -207,7 +207,8 @@ typedef struct ep_group_params {
     int64_t expert_shard_type;      /* 0: shared-expert ranks come first; no other is defined */
     int64_t shared_expert_num;      /* S; 1 with shared_expert_rank_num 0 means none */
     int64_t shared_expert_rank_num; /* SR */
-    /* 0, or W times the largest batch of any rank: profiles want it exactly, native at least */
+    /* 0, or the group's size, before elastic_info, times the largest batch of any rank: profiles
+     * want it exactly, native at least */
     int64_t global_bs;
     int64_t zero_expert_num;
     int64_t copy_expert_num;
@@ -220,7 +221,7 @@ typedef struct ep_group_params {
     const char *comm_alg;
     /* native only. i32 [4+2*W0], W0 the group's size: {is_scaled_down, ranks, shared ranks, MoE
      * experts, table1[rank] = local index or -1, table2[local index] = rank}. Ids of special
-     * experts stay where moe_expert_num puts them */
+     * experts, and rows of scales, stay where moe_expert_num puts them */
     ep_tensor elastic_info;
     bool allow_duplicates; /* a token may name an expert twice (native only) */
 } ep_group_params;

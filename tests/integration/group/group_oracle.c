@@ -268,7 +268,7 @@ static void row_of(const oracle_case *c, const float *x, int expert, float *out)
     float *sent = malloc(sizeof(float) * (size_t)c->hidden);
     int smooth = expert < 0 ? -1 - expert : smooth_rows_before(c) + expert;
     float scale = transmit(c, x, smooth, sent);
-    for (int h = 0; c->quantise && h < c->hidden; h++) {
+    for (int h = 0; c->quantise && !c->undescaled && h < c->hidden; h++) {
         sent[h] = sent[h] * scale;
     }
     oracle_expert(c, expert, sent, out);

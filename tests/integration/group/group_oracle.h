@@ -33,6 +33,7 @@ typedef struct oracle_case {
     bool quantise, quantise_back;
     /* every expert returns its row: a combine of a dispatch is the canonical sum of x itself */
     bool identity;
+    bool undescaled; /* with quantise: experts get the integers as they are */
     oracle_dtype dtype;
     float *smooth;              /* [S+M,H] or NULL */
     float *alpha1, *alpha2, *v; /* [N,H] */

@@ -392,7 +392,9 @@ void rank_call_experts(rank_call *call)
             for (int h = 0; h < c->hidden; h++) {
                 size_t i = (size_t)r * (size_t)c->hidden + (size_t)h;
                 row[h] = c->quantise ? (float)((const int8_t *)call->dispatch.expand_x.data)[i] *
-                                           ((float *)call->dispatch.dynamic_scales.data)[r]
+                                           (c->undescaled
+                                                ? 1.0f
+                                                : ((float *)call->dispatch.dynamic_scales.data)[r])
                                      : get(call, call->dispatch.expand_x.data, i);
             }
             oracle_expert(c, first < 0 ? first : first + e, row, out);
