@@ -2,6 +2,7 @@
 /* Gate, dispatch, experts and combine in one call: the gate's choice becomes the ids and scales of
  * an ordinary call. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,6 +83,42 @@ static ep_err check_layer(ep_view *taken_view, const ep_moe_args *args, const ep
     return err;
 }
 
+/*
+ * A token's logits by the call's NaN policy. -inf is a mask and stays. false: pass, and there is a
+ * NaN or +inf, so the gate sees zeros and the token's weights become NaN.
+ */
+static bool repair_logits(ep_moe_nan policy, float *row, size_t experts)
+{
+    double sum = 0.0;
+    size_t finite = 0;
+    size_t spoiled = 0;
+    for (size_t e = 0; e < experts; e++) {
+        bool is_spoiled = isnan(row[e]) || row[e] == INFINITY;
+        sum += isfinite(row[e]) ? (double)row[e] : 0.0;
+        finite += isfinite(row[e]) ? 1 : 0;
+        spoiled += is_spoiled ? 1 : 0;
+    }
+    if (spoiled == 0 || policy == EP_MOE_NAN_REJECT) {
+        return true; /* the gate refuses by name */
+    }
+    if (policy == EP_MOE_NAN_PASS) {
+        memset(row, 0, experts * sizeof(*row));
+        return false;
+    }
+    float value = policy == EP_MOE_NAN_MEAN && finite > 0 ? (float)(sum / (double)finite) : 0.0f;
+    for (size_t e = 0; e < experts; e++) {
+        row[e] = isnan(row[e]) || row[e] == INFINITY ? value : row[e];
+    }
+    return true;
+}
+
+static void spoil_weights(float *weights, uint32_t top_k)
+{
+    for (uint32_t k = 0; k < top_k; k++) {
+        weights[k] = NAN;
+    }
+}
+
 static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const ep_tensor *logits,
                      gate_buffers *buffers, ep_error *out_error)
 {
@@ -103,12 +140,19 @@ static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const 
             memcpy(buffers->logits + t * row,
                    (const uint8_t *)logits->data + (int64_t)t * logits->stride_bytes[0],
                    row * sizeof(float));
+            /* one without a choice does not count in the load */
+            buffers->active[t] = repair_logits(args->nan_policy, buffers->logits + t * row, row);
         }
     }
     ep_gate_config plain = *gate;
     plain.load = NULL; /* tokens that are masked out do not count */
     ep_err err = ep_gate(&plain, (uint32_t)tokens, buffers->logits, buffers->ids, buffers->weights,
                          out_error);
+    for (size_t t = 0; t < tokens && err == EP_OK; t++) {
+        if (buffers->active[t] == 0 && !ep_moe_token_is_masked(args, (int64_t)t)) {
+            spoil_weights(buffers->weights + t * gate->top_k, gate->top_k);
+        }
+    }
     return err != EP_OK || gate->load == NULL
                ? err
                : ep_gate_load_compute(&plain, (uint32_t)tokens, buffers->logits, buffers->ids,

@@ -28,6 +28,29 @@ static uint32_t out_rows_per_token(const ep_batch *batch)
     return batch->form == EP_RESULT_UNCOMBINED ? batch->top_k : 1;
 }
 
+/* A row that rows_nan_policy refuses ends the call, once it is over; nothing is written of its
+ * tokens. */
+static bool has_refused_row(ep_call *call, uint32_t token_begin, uint32_t token_end)
+{
+    const ep_batch *batch = &call->spec.batch;
+    ep_nonfinite found;
+    if (batch->rows_policy != EP_NAN_REJECT || call->result.error.code != EP_OK) {
+        return call->result.error.code != EP_OK;
+    }
+    const void *const *scales =
+        batch->combine_quant == EP_COMBINE_PLAIN ? NULL : ep_call_row_scales(call);
+    if (!ep_combine_find_nonfinite(batch, &call->at.layer->shape, call->rows, scales, token_begin,
+                                   token_end, call->combine_scratch, &found)) {
+        return false;
+    }
+    ep_error_set(&call->result.error, EP_ERR_OUT_OF_RANGE,
+                 "the expert's row of token %" PRIu32 ", slot %" PRIu32 " is %g at element %" PRIu32
+                 ": only finite values are allowed (rows_nan_policy reject)",
+                 found.token, found.slot, (double)found.value, found.element);
+    call->result.error.layer = (int32_t)call->spec.layer;
+    return true;
+}
+
 /* Into the scratch result, or straight into out. */
 static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
@@ -39,6 +62,9 @@ static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
         out = (ep_combine_out){.data = call->out_scratch,
                                .token_stride_bytes = (int64_t)(row * out_rows_per_token(batch)),
                                .slot_stride_bytes = (int64_t)row};
+    }
+    if (has_refused_row(call, token_begin, token_end)) {
+        return;
     }
     uint64_t begin_ns = call->spec.want_timing ? ep_clock_now_ns() : 0;
     if (batch->combine_quant == EP_COMBINE_PLAIN) {
@@ -120,6 +146,9 @@ void ep_call_tell_tokens(ep_call *call)
     uint32_t end = finished_end(call, first);
     if (end > first) {
         combine_rest(call, first, end); /* those that never had a row to wait for */
+        if (result->error.code != EP_OK) {
+            return; /* a row was refused */
+        }
         result->tokens_delivered = end;
         call->spec.on_tokens(call->spec.on_tokens_arg, call, first, end - first);
     }
@@ -203,7 +232,7 @@ static void write_out(ep_call *call)
         memset(call->rows_left + call->tokens_sent, 0,
                (tokens - call->tokens_sent) * sizeof(*call->rows_left));
         combine_rest(call, 0, tokens);
-        if (ep_call_is_aside(call, &call->flow)) {
+        if (ep_call_is_aside(call, &call->flow) && call->result.error.code == EP_OK) {
             copy_scratch_to_out(call);
         }
     } else if (tokens > 0) {
@@ -384,6 +413,8 @@ void ep_call_end_run(ep_call *call, uint64_t now_ns)
         write_out(call);
     } else {
         explain(call, now_ns, &result->error);
+    }
+    if (result->error.code != EP_OK) {
         ep_count(&call->client->counters.calls_failed, 1);
     }
     for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
@@ -405,7 +436,7 @@ void ep_call_end_run(ep_call *call, uint64_t now_ns)
     result->epoch_number = call->at.view->table->epoch.number;
     snprintf(result->numerics, sizeof(result->numerics), "%s",
              call->at.view->pins[call->at.model_index]);
-    ep_call_trace_end(call, call->state.code);
+    ep_call_trace_end(call, result->error.code);
     ep_call_learn_hosts(call);
     ep_call_drop_view(call);
 }

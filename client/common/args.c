@@ -186,6 +186,15 @@ static ep_err check_together(const ep_moe_args *args, ep_error *out_error)
     if (is_node_sum && args->result == EP_MOE_UNCOMBINED) {
         return BAD("combine_at node_sum with result uncombined: allowed combined, partial");
     }
+    if ((unsigned)args->rows_nan_policy > EP_NAN_MEAN) {
+        return BAD("rows_nan_policy is %u: allowed 0 (pass), 1 (reject), 2 (zero), 3 (mean)",
+                   (unsigned)args->rows_nan_policy);
+    }
+    if (is_node_sum && args->rows_nan_policy != EP_MOE_NAN_PASS) {
+        return BAD("rows_nan_policy is %u with combine_at node_sum: allowed 0 (pass), since nodes "
+                   "send sums",
+                   (unsigned)args->rows_nan_policy);
+    }
     if (is_node_sum && args->weight_on == EP_MOE_WEIGHT_ON_INPUT) {
         return BAD("combine_at node_sum with weight_on input: allowed output");
     }
@@ -487,6 +496,7 @@ ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const ch
     batch->shared_source = (ep_shared_source)args->shared_source;
     batch->nan_policy = (ep_nan_policy)args->nan_policy;
     batch->x_abs_max = args->x_abs_max;
+    batch->rows_policy = (ep_nan_policy)args->rows_nan_policy;
     batch->allow_duplicates = args->allow_duplicates;
     batch->wire_dtype = args->wire_dtype == EP_DTYPE_NONE ? EP_DTYPE_BF16 : args->wire_dtype;
     if ((err = fill_x(args, model, shape, batch, out_error)) != EP_OK ||

@@ -90,7 +90,8 @@ class MoeArgs(Structure):
         ("missing_slots", POINTER(c_uint32)), ("missing_slots_max", c_size_t), ("comm_alg", c_int),
         ("combine_at", c_int), ("dispatch_quant", c_int), ("combine_quant", c_int), ("smooth_scales", Tensor),
         ("step_group", c_uint64), ("step_group_size", c_uint32), ("want_timing", c_bool), ("on_tokens", Tokens),
-        ("on_tokens_arg", c_void_p)
+        ("on_tokens_arg", c_void_p),
+        ("rows_nan_policy", c_int)
     ]
 
 

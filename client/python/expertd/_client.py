@@ -25,6 +25,7 @@ _WORDS = {
     "weight_on": "EP_MOE_WEIGHT_ON_",
     "shared_source": "EP_MOE_SHARED_",
     "nan_policy": "EP_MOE_NAN_",
+    "rows_nan_policy": "EP_MOE_NAN_",
     "const_rule": "EP_MOE_CONST_",
     "comm_alg": "EP_MOE_COMM_",
     "combine_at": "EP_MOE_COMBINE_AT",
@@ -681,7 +682,7 @@ class Client:
           tensors   x_scales [T], active_mask [T] or [T,K], partial_slots [T,K], shared [T,H], const_alpha1,
                     const_alpha2, const_v [const_experts,H], smooth_scales [shared + E,H]
           words     result="combined|partial|uncombined", weight_on="output|input",
-                    shared_source="service|caller|none", nan_policy="pass|reject|zero|mean",
+                    shared_source="service|caller|none", nan_policy="pass|reject|zero|mean", rows_nan_policy likewise,
                     const_rule="kernel|linear", mode="auto|decode|prefill", comm_alg="default|fullmesh|hierarchy|auto",
                     combine_at="rows|node_sum", dispatch_quant="plain|int8|fp8", combine_quant="plain|int8",
                     wire_dtype="bf16|f16|f32"

@@ -293,6 +293,10 @@ typedef struct ep_moe_args {
      */
     ep_moe_tokens_func on_tokens;
     void *on_tokens_arg;
+    /* nan_policy's rules for the experts' rows, as they came, and for rows of constant experts.
+     * REJECT: the call fails with OUT_OF_RANGE naming token, slot and element. Not with node_sum,
+     * where there are sums only */
+    ep_moe_nan rows_nan_policy;
 } ep_moe_args;
 EP_API void ep_moe_args_init_sized(ep_moe_args *out_args, size_t struct_bytes);
 #define ep_moe_args_init(args) ep_moe_args_init_sized((args), sizeof(*(args)))

@@ -3,6 +3,7 @@
  * travels. */
 #include <criterion/criterion.h>
 #include <fenv.h>
+#include <math.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <string.h>
@@ -545,6 +546,122 @@ Test(client_forward, logits_give_what_gate_and_forward_give)
     cr_assert_eq(ep_moe_forward_logits(h.client, &args, &gate, &l, &b.out_tensor, &result),
                  EP_ERR_INVALID_ARGUMENT);
     ASSERT_TEXT(result.error, "the gate has 7 experts, layer 3 of model demo has 8");
+}
+
+static float out_at(uint32_t token, uint32_t element)
+{
+    float value;
+    size_t width = ep_dtype_bytes(b.out_dtype);
+    const uint8_t *at = b.out + ((size_t)token * b.hidden + element) * width;
+    if (b.out_dtype == EP_DTYPE_F32) {
+        memcpy(&value, at, sizeof(value));
+        return value;
+    }
+    uint16_t half;
+    memcpy(&half, at, sizeof(half));
+    return ep_bf16_to_f32(half);
+}
+
+static bool is_finite(uint32_t token)
+{
+    for (uint32_t i = 0; i < b.hidden; i++) {
+        if (!isfinite(out_at(token, i))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static ep_err call_with(ep_moe_mode mode, ep_moe_nan rows_policy)
+{
+    memset(b.out, 0x5a, b.out_bytes);
+    b.args.mode = mode;
+    b.args.rows_nan_policy = rows_policy;
+    return ep_moe_forward(h.client, &b.args, &b.out_tensor, &result);
+}
+
+Test(client_forward, rows_of_experts_follow_their_policy)
+{
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .window_tokens = 8);
+    batch_make(&b, &h, 20, 2, 1);
+    uint16_t infinity = 0x7f80; /* x passes, so the experts' rows of token 7 have it */
+    cr_assert_eq(b.x_dtype, EP_DTYPE_BF16);
+    memcpy(b.x + (7 * (size_t)b.hidden + 5) * 2, &infinity, sizeof(infinity));
+    for (ep_moe_mode mode = EP_MOE_DECODE; mode <= EP_MOE_PREFILL; mode++) {
+        ASSERT_OK(call_with(mode, EP_MOE_NAN_PASS), result.error);
+        cr_expect(!is_finite(7) && is_finite(6), "pass, mode %d", (int)mode);
+        ASSERT_OK(call_with(mode, EP_MOE_NAN_ZERO), result.error);
+        cr_expect(is_finite(7) && is_finite(6), "zero, mode %d", (int)mode);
+        ASSERT_OK(call_with(mode, EP_MOE_NAN_MEAN), result.error);
+        cr_expect(is_finite(7) && is_finite(6), "mean, mode %d", (int)mode);
+        cr_expect_eq(call_with(mode, EP_MOE_NAN_REJECT), EP_ERR_OUT_OF_RANGE);
+        ASSERT_TEXT(result.error, "row of token 7, slot 0");
+        for (size_t i = 0; i < b.out_bytes; i++) {
+            cr_assert_eq(b.out[i], 0x5a, "mode %d wrote byte %zu", (int)mode, i);
+        }
+    }
+    b.args.combine_at = EP_MOE_COMBINE_NODE_SUM;
+    cr_expect_eq(call_with(EP_MOE_DECODE, EP_MOE_NAN_ZERO), EP_ERR_INVALID_ARGUMENT);
+    ASSERT_TEXT(result.error, "rows_nan_policy is 2 with combine_at node_sum");
+    b.args.combine_at = EP_MOE_COMBINE_ROWS;
+    cr_expect_eq(call_with(EP_MOE_DECODE, (ep_moe_nan)4), EP_ERR_INVALID_ARGUMENT);
+    ASSERT_TEXT(result.error, "rows_nan_policy is 4: allowed 0 (pass)");
+}
+
+static ep_err route_with(const ep_gate_config *gate, const ep_tensor *logits, ep_moe_nan policy)
+{
+    ep_moe_args args = b.args;
+    args.expert_ids = ep_tensor_none();
+    args.expert_scales = ep_tensor_none();
+    args.nan_policy = policy;
+    return ep_moe_forward_logits(h.client, &args, gate, logits, &b.out_tensor, &result);
+}
+
+static float mean_without(const float *row, int left_out)
+{
+    double sum = 0;
+    for (int e = 0; e < 8; e++) {
+        sum += e == left_out ? 0 : (double)row[e];
+    }
+    return (float)(sum / 7);
+}
+
+Test(client_forward, logits_follow_the_policy)
+{
+    float logits[6 * 8];
+    ep_gate_config gate = {.struct_bytes = sizeof(gate),
+                           .select = EP_GATE_SOFTMAX,
+                           .weight = EP_GATE_SOFTMAX,
+                           .experts = 8,
+                           .top_k = 2,
+                           .scaling_factor = 1,
+                           .groups = 1,
+                           .groups_kept = 1};
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2);
+    batch_make(&b, &h, 6, 2, 1);
+    for (int i = 0; i < 48; i++) {
+        logits[i] = (float)((i * 5) % 7);
+    }
+    logits[2 * 8 + 3] = NAN;
+    logits[4 * 8 + 1] = INFINITY;
+    logits[5 * 8 + 6] = -INFINITY; /* a mask, which no policy touches */
+    ep_tensor l = ep_tensor_2d(logits, EP_DTYPE_F32, 6, 8);
+    ASSERT_OK(route_with(&gate, &l, EP_MOE_NAN_PASS), result.error);
+    cr_expect(isnan(out_at(2, 0)) && isnan(out_at(4, 0)), "pass: those tokens are NaN");
+    cr_expect(is_finite(1) && is_finite(3) && is_finite(5), "pass: only those");
+    cr_expect_eq(route_with(&gate, &l, EP_MOE_NAN_REJECT), EP_ERR_INVALID_ARGUMENT);
+    ASSERT_TEXT(result.error, "router logit is NaN at token 2, expert 3");
+    for (ep_moe_nan policy = EP_MOE_NAN_ZERO; policy <= EP_MOE_NAN_MEAN; policy++) {
+        ASSERT_OK(route_with(&gate, &l, policy), result.error);
+        memcpy(b.expected, b.out, b.out_bytes);
+        float repaired[6 * 8];
+        memcpy(repaired, logits, sizeof(repaired));
+        repaired[2 * 8 + 3] = policy == EP_MOE_NAN_ZERO ? 0.0f : mean_without(logits + 2 * 8, 3);
+        repaired[4 * 8 + 1] = policy == EP_MOE_NAN_ZERO ? 0.0f : mean_without(logits + 4 * 8, 1);
+        ep_tensor r = ep_tensor_2d(repaired, EP_DTYPE_F32, 6, 8);
+        ASSERT_OK(route_with(&gate, &r, EP_MOE_NAN_REJECT), result.error);
+        cr_expect(memcmp(b.expected, b.out, b.out_bytes) == 0, "policy %d", (int)policy);
+    }
 }
 
 /* Behind the smaller struct of a caller built with an older library there may be nothing. */

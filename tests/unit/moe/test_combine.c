@@ -366,3 +366,80 @@ Test(combine, a_missing_row_contributes_nothing)
     h.rows[0] = NULL;
     cr_assert(same_bits(hand_run(&h), 2.0f));
 }
+
+/* ---- rows that are not finite ---- */
+
+#define NAN_HIDDEN 8
+
+typedef struct spoilt {
+    ep_layer_shape shape;
+    float weights[2];
+    int32_t ids[2];
+    float rows[2][NAN_HIDDEN];
+    const void *row_of[2];
+    ep_batch batch;
+} spoilt;
+
+static void spoilt_init(spoilt *s)
+{
+    *s = (spoilt){.shape = {.hidden = NAN_HIDDEN, .experts = 2, .top_k = 2},
+                  .weights = {1.0f, 1.0f},
+                  .ids = {0, 1},
+                  .rows = {{0}, {1.0f, NAN, 3.0f, -INFINITY, 2.0f, 2.0f, 2.0f, 2.0f}}};
+    s->row_of[0] = s->rows[0];
+    s->row_of[1] = s->rows[1];
+    s->batch = (ep_batch){.tokens = 1,
+                          .top_k = 2,
+                          .hidden = NAN_HIDDEN,
+                          .ids = {s->ids, 8, EP_DTYPE_I32},
+                          .scales = {s->weights, 8, EP_DTYPE_F32},
+                          .shared_source = EP_SHARED_NONE,
+                          .wire_dtype = EP_DTYPE_F32,
+                          .out_dtype = EP_DTYPE_F32};
+}
+
+static void spoilt_sum(const spoilt *s, float *out)
+{
+    _Alignas(64) float scratch[5 * 16];
+    ep_combine_out to = {out, 2 * NAN_HIDDEN * 4, NAN_HIDDEN * 4};
+    cr_assert_leq(ep_combine_scratch_floats(NAN_HIDDEN), sizeof(scratch) / sizeof(scratch[0]));
+    ep_combine(&s->batch, &s->shape, s->row_of, 0, 1, scratch, &to);
+}
+
+Test(combine, rows_that_are_not_finite_follow_their_policy)
+{
+    spoilt s;
+    float out[2 * NAN_HIDDEN];
+    spoilt_init(&s);
+    spoilt_sum(&s, out);
+    cr_expect(isnan(out[1]) && out[3] == -INFINITY && same_bits(out[2], 3.0f), "pass");
+    s.batch.rows_policy = EP_NAN_ZERO;
+    spoilt_sum(&s, out);
+    cr_expect(same_bits(out[0], 1.0f) && same_bits(out[1], 0.0f) && same_bits(out[3], 0.0f),
+              "zero");
+    s.batch.rows_policy = EP_NAN_MEAN; /* of 1, 3, 2, 2, 2, 2 */
+    spoilt_sum(&s, out);
+    cr_expect(same_bits(out[0], 1.0f) && same_bits(out[1], 2.0f) && same_bits(out[3], 2.0f),
+              "mean");
+    s.batch.form = EP_RESULT_UNCOMBINED;
+    spoilt_sum(&s, out);
+    cr_expect(same_bits(out[NAN_HIDDEN + 1], 2.0f) && same_bits(out[NAN_HIDDEN + 2], 3.0f),
+              "mean, uncombined");
+}
+
+Test(combine, the_first_element_that_is_not_finite_is_named)
+{
+    spoilt s;
+    float scratch[5 * 16];
+    ep_nonfinite found = {0};
+    spoilt_init(&s);
+    cr_assert(ep_combine_find_nonfinite(&s.batch, &s.shape, s.row_of, NULL, 0, 1, scratch, &found));
+    cr_expect(found.token == 0 && found.slot == 1 && found.element == 1 && isnan(found.value));
+    s.row_of[1] = NULL; /* missing */
+    cr_expect(
+        !ep_combine_find_nonfinite(&s.batch, &s.shape, s.row_of, NULL, 0, 1, scratch, &found));
+    s.row_of[1] = s.rows[1];
+    s.ids[1] = -1; /* inactive: its row is not looked at */
+    cr_expect(
+        !ep_combine_find_nonfinite(&s.batch, &s.shape, s.row_of, NULL, 0, 1, scratch, &found));
+}
