@@ -57,8 +57,8 @@ struct ep_group_plan {
     size_t workspace_bytes;
     char workspace_formula[200];
     int64_t expand_rows;
-    ep_stage stage; /* of tensors on a device */
-    void *work;     /* the operator's own */
+    ep_group_stage stage;
+    void *work; /* the operator's own */
 
     /* the operation; touched by who drives it */
     group_view view;
@@ -88,7 +88,7 @@ struct ep_group_plan {
 /* work_bytes: of the operator's own, zeroed. Takes the stage's memory on success. */
 ep_err ep_group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes,
                             const char *workspace_formula, size_t work_bytes,
-                            const ep_stage *taken_stage, ep_group_plan **out_plan,
+                            const ep_group_stage *taken_stage, ep_group_plan **out_plan,
                             ep_error *out_error);
 /* Errors: FAILED_PRECONDITION (none, stale: what differs), RESOURCE_EXHAUSTED (workspace),
  * INVALID_ARGUMENT (its alignment). */

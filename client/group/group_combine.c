@@ -25,7 +25,7 @@ typedef struct combine_work {
     const ep_moe_add_rms_norm *norm; /* NULL: plain */
     const group_view *view;
     group_op *op;
-    ep_stage *stage; /* of tensors on a device */
+    ep_group_stage *stage;
     uint32_t slots_per_token;
     size_t element;
     size_t wire_row_bytes; /* quantised or not */
@@ -76,10 +76,10 @@ static workspace_parts parts_of(const group_view *view)
     return parts;
 }
 
-/* ---- tensors on a device ---- */
+/* ---- tensors on a device, or with strides ---- */
 
-/* Copies, whose tensors are moved to the host. */
-static ep_err to_host(ep_stage *stage, const ep_moe_combine_args **args,
+/* Copies, whose tensors are dense in the host. */
+static ep_err to_host(ep_group_stage *stage, const ep_moe_combine_args **args,
                       const ep_moe_add_rms_norm **norm, ep_moe_combine_args *out_host,
                       ep_moe_add_rms_norm *out_host_norm, ep_error *out_error)
 {
@@ -101,7 +101,7 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
     char formula[200];
     ep_moe_combine_args host;
     ep_moe_add_rms_norm host_norm;
-    ep_stage stage = {.memory = NULL};
+    ep_group_stage stage = {.device = {.memory = NULL}};
     ep_err err = to_host(&stage, &args, &norm, &host, &host_norm, out_error);
     if (err == EP_OK) {
         err = ep_group_combine_view(group, args, norm, &view, out_error);
@@ -120,7 +120,7 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
             return EP_OK;
         }
     }
-    ep_stage_fini(&stage);
+    ep_group_stage_fini(&stage);
     return err;
 }
 

@@ -52,7 +52,7 @@ ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args
     group_view view;
     char formula[200];
     ep_moe_dispatch_args host;
-    ep_stage stage = {.memory = NULL};
+    ep_group_stage stage = {.device = {.memory = NULL}};
     ep_err err = ep_group_dispatch_take(args, &host, out_error);
     if (err == EP_OK) {
         err = ep_group_stage_dispatch(&stage, &host, out_error);
@@ -69,7 +69,7 @@ ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args
             return EP_OK;
         }
     }
-    ep_stage_fini(&stage);
+    ep_group_stage_fini(&stage);
     return err;
 }
 

@@ -9,7 +9,7 @@
 
 ep_err ep_group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes,
                             const char *workspace_formula, size_t work_bytes,
-                            const ep_stage *taken_stage, ep_group_plan **out_plan,
+                            const ep_group_stage *taken_stage, ep_group_plan **out_plan,
                             ep_error *out_error)
 {
     ep_group_plan *plan = calloc(1, sizeof(*plan));
@@ -50,7 +50,7 @@ void ep_group_plan_destroy(ep_group_plan *plan)
     ep_group_plan_finish(plan, NULL); /* refused when nothing is under way */
     ep_group_op_fini(&plan->op);
     ep_group_op_fini(&plan->pair);
-    ep_stage_fini(&plan->stage);
+    ep_group_stage_fini(&plan->stage);
     pthread_cond_destroy(&plan->changed);
     pthread_mutex_destroy(&plan->lock);
     free(plan->work);

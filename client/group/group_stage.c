@@ -13,8 +13,8 @@ typedef struct staged_tensor {
     uint32_t ways;
 } staged_tensor;
 
-static ep_err stage_all(ep_stage *stage, const staged_tensor *tensors, size_t count,
-                        ep_error *out_error)
+static ep_err stage_device(ep_stage *stage, const staged_tensor *tensors, size_t count,
+                           ep_error *out_error)
 {
     ep_err err = EP_OK;
     ep_stage_begin(stage);
@@ -32,7 +32,22 @@ static ep_err stage_all(ep_stage *stage, const staged_tensor *tensors, size_t co
     return ep_stage_place(stage, out_error);
 }
 
-ep_err ep_group_stage_dispatch(ep_stage *stage, ep_moe_dispatch_args *args, ep_error *out_error)
+static ep_err stage_all(ep_group_stage *stage, const staged_tensor *tensors, size_t count,
+                        ep_error *out_error)
+{
+    ep_err err = stage_device(&stage->device, tensors, count, out_error);
+    ep_strided_begin(&stage->strided);
+    for (size_t i = 0; i < count && err == EP_OK; i++) {
+        err = ep_strided_add(&stage->strided, tensors[i].name, tensors[i].tensor, tensors[i].ways,
+                             out_error);
+    }
+    return err != EP_OK || stage->strided.parts_count == 0
+               ? err
+               : ep_strided_place(&stage->strided, out_error);
+}
+
+ep_err ep_group_stage_dispatch(ep_group_stage *stage, ep_moe_dispatch_args *args,
+                               ep_error *out_error)
 {
     const staged_tensor tensors[] = {
         {"x", &args->x, EP_STAGE_IN},
@@ -51,8 +66,8 @@ ep_err ep_group_stage_dispatch(ep_stage *stage, ep_moe_dispatch_args *args, ep_e
     return stage_all(stage, tensors, EP_ARRAY_COUNT(tensors), out_error);
 }
 
-ep_err ep_group_stage_combine(ep_stage *stage, ep_moe_combine_args *args, ep_moe_add_rms_norm *norm,
-                              ep_error *out_error)
+ep_err ep_group_stage_combine(ep_group_stage *stage, ep_moe_combine_args *args,
+                              ep_moe_add_rms_norm *norm, ep_error *out_error)
 {
     ep_moe_add_rms_norm none = {.struct_bytes = sizeof(none)};
     norm = norm != NULL ? norm : &none;
@@ -114,22 +129,40 @@ static ep_err copy(ep_stage *stage, uint32_t way, size_t rows, uint64_t deadline
     return enqueued != EP_OK ? enqueued : waited;
 }
 
-ep_err ep_group_stage_in(ep_stage *stage, uint64_t deadline_us, ep_error *out_error)
+static ep_err copy_in(ep_group_stage *stage, uint32_t way, size_t rows, uint64_t deadline_us,
+                      ep_error *out_error)
 {
-    return stage->parts_count == 0
-               ? EP_OK
-               : copy(stage, EP_STAGE_IN, EP_STAGE_ALL_ROWS, deadline_us, out_error);
+    ep_err err = stage->device.parts_count == 0
+                     ? EP_OK
+                     : copy(&stage->device, way, rows, deadline_us, out_error);
+    if (err == EP_OK) {
+        ep_strided_copy(&stage->strided, way, rows);
+    }
+    return err;
 }
 
-ep_err ep_group_stage_in_later(ep_stage *stage, size_t rows, uint64_t deadline_us,
+ep_err ep_group_stage_in(ep_group_stage *stage, uint64_t deadline_us, ep_error *out_error)
+{
+    return copy_in(stage, EP_STAGE_IN, EP_STAGE_ALL_ROWS, deadline_us, out_error);
+}
+
+ep_err ep_group_stage_in_later(ep_group_stage *stage, size_t rows, uint64_t deadline_us,
                                ep_error *out_error)
 {
-    return stage->parts_count == 0 ? EP_OK
-                                   : copy(stage, EP_STAGE_LATER, rows, deadline_us, out_error);
+    return copy_in(stage, EP_STAGE_LATER, rows, deadline_us, out_error);
 }
 
-ep_err ep_group_stage_out(ep_stage *stage, size_t rows, uint64_t deadline_us, ep_error *out_error)
+ep_err ep_group_stage_out(ep_group_stage *stage, size_t rows, uint64_t deadline_us,
+                          ep_error *out_error)
 {
-    return stage->parts_count == 0 ? EP_OK
-                                   : copy(stage, EP_STAGE_OUT, rows, deadline_us, out_error);
+    ep_strided_copy(&stage->strided, EP_STAGE_OUT, rows);
+    return stage->device.parts_count == 0
+               ? EP_OK
+               : copy(&stage->device, EP_STAGE_OUT, rows, deadline_us, out_error);
+}
+
+void ep_group_stage_fini(ep_group_stage *stage)
+{
+    ep_stage_fini(&stage->device);
+    ep_strided_fini(&stage->strided);
 }

@@ -56,13 +56,15 @@
  * Memory     frames live in a pool of the group: at most two calls' worth of rows for each that is
  *            under way, given by the load, not by A; with hierarchy also of those that it passes
  *            on. Plans hold all else: begin and finish allocate nothing.
- * Devices    tensors of dispatch and combine may be on an Ascend device, not elastic_info: memory
- *            EP_MEMORY_ASCEND,
- *            device_id that of the threads that begin and finish, sync_handle the aclrtStream that
- *            their work is on, one for all of a call; outputs without gaps. A plan prepared with
- * them has pinned memory for them. The operator copies inputs behind the stream's work (in begin)
- * and outputs after the exchange (in finish), and returns when they are there; waiting for the
- * stream is bounded by the call's deadline, too. Other errors: as for ep_moe_begin_on_stream in
+ * Strides    any, in tensors of dispatch and combine, but elastic_info: elements may have gaps
+ * between them, be in another order of dimensions, run backwards and, in what is read, repeat. What
+ * is dense inside a row is used where it is; else a dense copy in the plan's memory stands for the
+ * tensor. Devices    tensors of dispatch and combine may be on an Ascend device, not elastic_info:
+ * memory EP_MEMORY_ASCEND, device_id that of the threads that begin and finish, sync_handle the
+ * aclrtStream that their work is on, one for all of a call; outputs without gaps. A plan prepared
+ * with them has pinned memory for them. The operator copies inputs behind the stream's work (in
+ * begin) and outputs after the exchange (in finish), and returns when they are there; waiting for
+ * the stream is bounded by the call's deadline, too. Other errors: as for ep_moe_begin_on_stream in
  *            client.h.
  * Threads    calls from any thread; different groups are independent. Begins of one group from
  *            several threads need an order that is the same on all ranks. Of one plan, one call at

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "group/group_strided.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/error.h"
+
+#define PART_ALIGN 64
+
+void ep_strided_begin(ep_strided *strided)
+{
+    strided->parts_count = 0;
+}
+
+/* In the form that ep_tensor_check takes, or wrong in a way that it names. */
+static bool is_left_alone(const ep_tensor *tensor)
+{
+    if (tensor->rank == 0 || tensor->rank > EP_TENSOR_RANK_MAX || tensor->data == NULL ||
+        tensor->memory != EP_MEMORY_HOST || tensor->struct_bytes != sizeof(*tensor) ||
+        ep_dtype_bytes(tensor->dtype) == 0) {
+        return true;
+    }
+    bool is_dense = true;
+    int64_t step = (int64_t)ep_dtype_bytes(tensor->dtype);
+    for (uint32_t i = tensor->rank; i-- > 0;) {
+        if (tensor->shape[i] <= 0 || tensor->shape[i] > UINT32_MAX) {
+            return true;
+        }
+        bool is_row = i == 0 && tensor->rank > 1; /* rows may lie anywhere, one after the other */
+        bool is_good = is_row && tensor->rank == 2 ? tensor->stride_bytes[i] >= 0
+                                                   : tensor->stride_bytes[i] == step;
+        is_dense = is_dense && (is_good || tensor->shape[i] == 1);
+        step = (int64_t)((uint64_t)tensor->stride_bytes[i] * (uint64_t)tensor->shape[i]);
+    }
+    return is_dense;
+}
+
+static uint64_t distance(int64_t stride)
+{
+    return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
+}
+
+/* Each element of a result has a place of its own: dimensions, taken from the nearest steps to the
+ * widest, do not reach into the next one's step. */
+static bool overlaps(const ep_tensor *tensor)
+{
+    uint64_t reach = ep_dtype_bytes(tensor->dtype);
+    uint32_t done = 0;
+    for (uint32_t n = 0; n < tensor->rank; n++) {
+        uint32_t next = tensor->rank;
+        for (uint32_t i = 0; i < tensor->rank; i++) {
+            bool is_nearer = next == tensor->rank || distance(tensor->stride_bytes[i]) <
+                                                         distance(tensor->stride_bytes[next]);
+            next = (done >> i & 1u) == 0 && is_nearer ? i : next;
+        }
+        done |= 1u << next;
+        if (tensor->shape[next] > 1) {
+            uint64_t step = distance(tensor->stride_bytes[next]);
+            if (step < reach) {
+                return true;
+            }
+            reach += step * ((uint64_t)tensor->shape[next] - 1);
+        }
+    }
+    return false;
+}
+
+ep_err ep_strided_add(ep_strided *strided, const char *name, ep_tensor *tensor, uint32_t ways,
+                      ep_error *out_error)
+{
+    if (is_left_alone(tensor)) {
+        return EP_OK;
+    }
+    if ((ways & EP_STAGE_OUT) != 0 && overlaps(tensor)) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "%s has strides with which elements share a place: allowed only in "
+                            "what is read",
+                            name);
+    }
+    EP_ASSERT(strided->parts_count < EP_STAGE_PARTS_MAX);
+    strided->parts[strided->parts_count++] =
+        (ep_strided_part){.tensor = tensor, .sparse = *tensor, .ways = ways};
+    return EP_OK;
+}
+
+static bool dense_bytes(const ep_tensor *tensor, size_t *out_bytes)
+{
+    size_t bytes = ep_dtype_bytes(tensor->dtype);
+    for (uint32_t i = 0; i < tensor->rank; i++) {
+        if (!ep_mul_size(bytes, (size_t)tensor->shape[i], &bytes)) {
+            return false;
+        }
+    }
+    *out_bytes = bytes;
+    return bytes <= SIZE_MAX / EP_STAGE_PARTS_MAX / 2;
+}
+
+static void set_dense(ep_tensor *tensor, void *data)
+{
+    int64_t stride = (int64_t)ep_dtype_bytes(tensor->dtype);
+    tensor->data = data;
+    for (uint32_t i = tensor->rank; i-- > 0;) {
+        tensor->stride_bytes[i] = stride;
+        stride *= tensor->shape[i];
+    }
+}
+
+ep_err ep_strided_place(ep_strided *strided, ep_error *out_error)
+{
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < strided->parts_count; i++) {
+        size_t part = 0;
+        strided->parts[i].offset = bytes;
+        if (!dense_bytes(&strided->parts[i].sparse, &part)) {
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY, "tensors are larger than memory");
+        }
+        bytes += ep_align_up(part, PART_ALIGN);
+    }
+    if (bytes > strided->memory_bytes) {
+        uint8_t *memory = aligned_alloc(PART_ALIGN, bytes);
+        if (memory == NULL) {
+            return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                                "no memory for %zu bytes of tensors with strides", bytes);
+        }
+        free(strided->memory);
+        strided->memory = memory;
+        strided->memory_bytes = bytes;
+    }
+    for (uint32_t i = 0; i < strided->parts_count; i++) {
+        set_dense(strided->parts[i].tensor, strided->memory + strided->parts[i].offset);
+        strided->parts[i].tensor = NULL; /* the caller's, who may be done with it */
+    }
+    return EP_OK;
+}
+
+static void copy_line(uint8_t *sparse, int64_t stride, uint8_t *dense, size_t element,
+                      int64_t count, bool back)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint8_t *from = back ? dense + i * (int64_t)element : sparse + i * stride;
+        uint8_t *to = back ? sparse + i * stride : dense + i * (int64_t)element;
+        memcpy(to, from, element);
+    }
+}
+
+/* All lines of the innermost dimension, like a counter with a digit per dimension. */
+static void copy_part(const ep_tensor *t, uint8_t *dense, int64_t rows, bool back)
+{
+    const uint32_t last = t->rank - 1;
+    const size_t element = ep_dtype_bytes(t->dtype);
+    int64_t index[EP_TENSOR_RANK_MAX] = {0};
+    uint8_t *sparse = t->data;
+    for (bool more = rows > 0; more;) {
+        const int64_t count = last == 0 ? rows : t->shape[last];
+        copy_line(sparse, t->stride_bytes[last], dense, element, count, back);
+        dense += (size_t)count * element;
+        more = false;
+        for (uint32_t i = last; i-- > 0 && !more;) {
+            sparse += t->stride_bytes[i];
+            more = ++index[i] < (i == 0 ? rows : t->shape[i]);
+            if (!more) {
+                sparse -= index[i] * t->stride_bytes[i];
+                index[i] = 0;
+            }
+        }
+    }
+}
+
+void ep_strided_copy(const ep_strided *strided, uint32_t way, size_t rows_max)
+{
+    for (uint32_t i = 0; i < strided->parts_count; i++) {
+        const ep_strided_part *part = &strided->parts[i];
+        int64_t rows = part->sparse.shape[0];
+        if ((part->ways & EP_STAGE_ROWS) != 0 && (uint64_t)rows > rows_max) {
+            rows = (int64_t)rows_max;
+        }
+        if ((part->ways & way) != 0) {
+            copy_part(&part->sparse, strided->memory + part->offset, rows, way == EP_STAGE_OUT);
+        }
+    }
+}
+
+void ep_strided_fini(ep_strided *strided)
+{
+    free(strided->memory);
+    strided->memory = NULL;
+    strided->memory_bytes = 0;
+}
