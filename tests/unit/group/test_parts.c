@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "group/group_rows.h"
 #include "group/group_assist.h"
 #include "group/group_frame.h"
 #include "group/group_layout.h"
@@ -163,4 +164,50 @@ Test(group_norm, sums_of_zero_and_eps)
     for (int i = 0; i < 4; i++) {
         cr_expect(y[i] == 0.0f && x[i] == 0.0f);
     }
+}
+
+/* ---- ids ---- */
+
+/* Four routed experts, then `gone` that elastic_info took away, then a zero and a copy expert. */
+static void expect_ids(ep_group_profile profile, uint32_t gone, const int32_t ids[3],
+                       const uint8_t mask[3], const char *says)
+{
+    const ep_group_call call = {.profile = profile};
+    const ep_layer_shape shape = {.hidden = 1, .experts = 4, .top_k = 3};
+    ep_batch batch = {.tokens = 1,
+                      .top_k = 3,
+                      .hidden = 1,
+                      .ids = {ids, 12, EP_DTYPE_I32},
+                      .special = {.first_gap = gone, .zero_count = 1, .copy_count = 1}};
+    bool has_inactive;
+    ep_error error;
+    ep_error_clear(&error);
+    if (mask != NULL) {
+        batch.mask_slots = (ep_rows){mask, 3, EP_DTYPE_BOOL};
+    }
+    ep_err err = ep_group_batch_check(&call, &batch, &shape, &has_inactive, &error);
+    cr_expect(says == NULL ? err == EP_OK
+                           : err == EP_ERR_INVALID_ARGUMENT && strstr(error.text, says) != NULL,
+              "{%d, %d, %d}: \"%s\"", ids[0], ids[1], ids[2], error.text);
+}
+
+Test(group_rows, ids)
+{
+    static const uint8_t last_masked[] = {1, 1, 0};
+    expect_ids(EP_GROUP_A3, 0, (const int32_t[]){0, 4, 5}, NULL, NULL);
+    expect_ids(EP_GROUP_A3, 0, (const int32_t[]){0, 4, 4}, NULL, "is 4 at token 0, slots 1 and 2");
+    expect_ids(EP_GROUP_A3, 0, (const int32_t[]){5, 1, 5}, NULL, "must differ, special ones too");
+    expect_ids(EP_GROUP_A3, 0, (const int32_t[]){1, 2, 1}, NULL, "slots 0 and 2");
+    expect_ids(EP_GROUP_A3, 0, (const int32_t[]){0, 4, 4}, last_masked, NULL);
+    expect_ids(EP_GROUP_A3, 0, (const int32_t[]){0, 1, 6}, NULL, "allowed 0..5");
+    expect_ids(EP_GROUP_A3, 0, (const int32_t[]){0, 1, -1}, NULL, "allowed 0..5");
+    expect_ids(EP_GROUP_NATIVE, 0, (const int32_t[]){0, 4, 4}, NULL, NULL);
+    expect_ids(EP_GROUP_NATIVE, 0, (const int32_t[]){1, 1, 4}, NULL, "unless allow_duplicates");
+    expect_ids(EP_GROUP_NATIVE, 3, (const int32_t[]){0, 7, 8}, NULL, NULL);
+    expect_ids(EP_GROUP_NATIVE, 3, (const int32_t[]){0, 4, 8}, NULL,
+               "took away the experts from 4 to 6");
+    expect_ids(EP_GROUP_NATIVE, 3, (const int32_t[]){6, 7, 8}, NULL,
+               "took away the experts from 4 to 6");
+    expect_ids(EP_GROUP_NATIVE, 3, (const int32_t[]){0, 9, -1}, NULL, NULL); /* none */
+    expect_ids(EP_GROUP_NATIVE, 3, (const int32_t[]){0, 10, 1}, NULL, "is 10");
 }
