@@ -181,7 +181,10 @@ static void wrong_values(gateway_raw *raw)
     expect(raw, "bias", &header, bytes, EP_ERR_INVALID_ARGUMENT, "bias of expert 7");
     memset(tensors, 0, sizeof(tensors));
     memcpy(tensors + TOKENS * GATEWAY_HIDDEN * 2, &nan, sizeof(nan));
+    header.nan_policy = EP_MOE_NAN_REJECT;
     expect(raw, "logit", &header, bytes, EP_ERR_INVALID_ARGUMENT, "NaN at token 0, expert 0");
+    header.nan_policy = EP_MOE_NAN_PASS;
+    expect(raw, "a logit that passes", &header, bytes, EP_OK, NULL);
     memset(tensors, 0, sizeof(tensors));
     gate.epsilon = nan;
     expect(raw, "epsilon", &header, bytes, EP_ERR_INVALID_ARGUMENT, "epsilon");

@@ -5,7 +5,7 @@
 
 #include "expertd/group.h"
 
-#define RANK_THREADS_MAX 64
+#define RANK_THREADS_MAX EP_GROUP_WORLD_MAX
 
 typedef void (*rank_func)(void *arg, uint32_t rank, ep_group *group);
 
