@@ -186,10 +186,6 @@ static ep_err check_together(const ep_moe_args *args, ep_error *out_error)
     if (is_node_sum && args->result == EP_MOE_UNCOMBINED) {
         return BAD("combine_at node_sum with result uncombined: allowed combined, partial");
     }
-    if ((unsigned)args->rows_nan_policy > EP_NAN_MEAN) {
-        return BAD("rows_nan_policy is %u: allowed 0 (pass), 1 (reject), 2 (zero), 3 (mean)",
-                   (unsigned)args->rows_nan_policy);
-    }
     if (is_node_sum && args->rows_nan_policy != EP_MOE_NAN_PASS) {
         return BAD("rows_nan_policy is %u with combine_at node_sum: allowed 0 (pass), since nodes "
                    "send sums",

@@ -605,7 +605,7 @@ Test(client_forward, rows_of_experts_follow_their_policy)
     ASSERT_TEXT(result.error, "rows_nan_policy is 2 with combine_at node_sum");
     b.args.combine_at = EP_MOE_COMBINE_ROWS;
     cr_expect_eq(call_with(EP_MOE_DECODE, (ep_moe_nan)4), EP_ERR_INVALID_ARGUMENT);
-    ASSERT_TEXT(result.error, "rows_nan_policy is 4: allowed 0 (pass)");
+    ASSERT_TEXT(result.error, "rows_nan_policy 4: allowed 0 (pass)");
 }
 
 static ep_err route_with(const ep_gate_config *gate, const ep_tensor *logits, ep_moe_nan policy)

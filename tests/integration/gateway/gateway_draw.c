@@ -117,6 +117,7 @@ static void mend(ep_moe_args *args)
             args->comm_alg == EP_MOE_COMM_DEFAULT ? EP_MOE_COMM_DEFAULT : EP_MOE_COMM_FULLMESH;
         args->result = args->result == EP_MOE_UNCOMBINED ? EP_MOE_COMBINED : args->result;
         args->weight_on = EP_MOE_WEIGHT_ON_OUTPUT;
+        args->rows_nan_policy = EP_MOE_NAN_PASS;
     }
 }
 
