@@ -15,11 +15,8 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/numeric.h"
-#include "base/random.h"
-#include "model/safetensors_writer.h"
 #include "support/checkpoint_fixture.h"
-#include "support/cluster.h"
+#include "batch.h"
 
 enum {
     HIDDEN = 64,
@@ -102,55 +99,6 @@ static void expected_path(char out[PATH_BYTES], uint32_t tokens, uint32_t layer)
     snprintf(out, PATH_BYTES, "%s/expected-%u-%u.safetensors", fixture_dir, tokens, layer);
 }
 
-static void write_input(uint32_t tokens)
-{
-    char path[PATH_BYTES];
-    ep_error error;
-    uint64_t state = 1000 + tokens;
-    uint16_t *x = calloc((size_t)tokens * HIDDEN + 1, sizeof(*x));
-    int32_t *ids = calloc((size_t)tokens * TOP_K + 1, sizeof(*ids));
-    float *scales = calloc((size_t)tokens * TOP_K + 1, sizeof(*scales));
-    EP_TEST_CHECK(x != NULL && ids != NULL && scales != NULL, "no memory");
-    for (size_t i = 0; i < (size_t)tokens * HIDDEN; i++) {
-        x[i] = ep_f32_to_bf16((float)(ep_splitmix64(&state) >> 40) * 0x1p-23f - 1.0f);
-    }
-    for (size_t t = 0; t < tokens; t++) {
-        ids[2 * t] = (int32_t)(ep_splitmix64(&state) >> 61);
-        ids[2 * t + 1] =
-            (ids[2 * t] + 1 + (int32_t)((ep_splitmix64(&state) >> 33) % (EXPERTS - 1))) % EXPERTS;
-        scales[2 * t] = (float)(ep_splitmix64(&state) >> 40) * 0x1p-24f;
-        scales[2 * t + 1] = 1.0f - scales[2 * t];
-    }
-    const ep_named_tensor tensors[] = {
-        {"x", ep_tensor_2d(x, EP_DTYPE_BF16, tokens, HIDDEN)},
-        {"expert_ids", ep_tensor_2d(ids, EP_DTYPE_I32, tokens, TOP_K)},
-        {"expert_scales", ep_tensor_2d(scales, EP_DTYPE_F32, tokens, TOP_K)},
-    };
-    input_path(path, tokens);
-    EP_TEST_CHECK(ep_safetensors_write(path, tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) ==
-                      EP_OK,
-                  "%s", error.text);
-    free(x);
-    free(ids);
-    free(scales);
-}
-
-static void run_oracle(uint32_t tokens, uint32_t layer)
-{
-    char in[PATH_BYTES];
-    char out[PATH_BYTES];
-    char layer_text[16];
-    char *output = NULL;
-    input_path(in, tokens);
-    expected_path(out, tokens, layer);
-    snprintf(layer_text, sizeof(layer_text), "%u", layer);
-    int code = ep_test_process_run_line(fixture_dir, ep_test_ref_forward, NULL, EP_TEST_PATIENCE_MS,
-                                        &output, "--model %s --layer %s --in %s --out %s",
-                                        fixture_dir, layer_text, in, out);
-    EP_TEST_CHECK(code == 0, "the oracle: exit code %d: %s", code, output);
-    free(output);
-}
-
 static void make_fixture(void)
 {
     ep_fixture_config config = ep_fixture_default();
@@ -162,9 +110,13 @@ static void make_fixture(void)
     config.shards = 3;
     ep_test_checkpoint_new(&config, fixture_dir);
     for (size_t i = 0; i < EP_ARRAY_COUNT(token_counts); i++) {
-        write_input(token_counts[i]);
+        char in[PATH_BYTES];
+        input_path(in, token_counts[i]);
+        batch_write(in, token_counts[i], HIDDEN, false, 1000 + token_counts[i]);
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
-            run_oracle(token_counts[i], layer);
+            char out[PATH_BYTES];
+            expected_path(out, token_counts[i], layer);
+            batch_run_oracle(fixture_dir, layer, in, out, "");
         }
     }
 }

@@ -17,13 +17,10 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/cpu_features.h"
-#include "base/numeric.h"
-#include "base/random.h"
 #include "kernels/ffn_kernel.h"
-#include "model/safetensors_writer.h"
 #include "ref_family.h"
 #include "support/checkpoint_fixture.h"
-#include "support/cluster.h"
+#include "batch.h"
 
 enum { HIDDEN = 72, INNER = 32, EXPERTS = 8, TOP_K = 2, PATH_BYTES = EP_TEST_PATH_BYTES + 64 };
 
@@ -43,54 +40,15 @@ static void expected_path(char out[PATH_BYTES], const char *family, uint32_t tok
     snprintf(out, PATH_BYTES, "%s/%s-%u.safetensors", fixture_dir, family, tokens);
 }
 
-/* x of f32: the families narrow it differently. Some of it is denormal. */
-static void write_input(uint32_t tokens)
-{
-    char path[PATH_BYTES];
-    ep_error error;
-    uint64_t state = tokens;
-    float *x = calloc((size_t)tokens * HIDDEN, sizeof(*x));
-    int32_t *ids = calloc((size_t)tokens * TOP_K, sizeof(*ids));
-    float *scales = calloc((size_t)tokens * TOP_K, sizeof(*scales));
-    EP_TEST_CHECK(x != NULL && ids != NULL && scales != NULL, "no memory");
-    for (size_t i = 0; i < (size_t)tokens * HIDDEN; i++) {
-        uint64_t z = ep_splitmix64(&state);
-        x[i] = z % 16 == 0 ? 0x1p-130f : (float)(z >> 40) * 0x1p-23f - 1.0f;
-    }
-    for (size_t t = 0; t < tokens; t++) {
-        ids[2 * t] = (int32_t)(ep_splitmix64(&state) >> 61);
-        ids[2 * t + 1] =
-            (ids[2 * t] + 1 + (int32_t)((ep_splitmix64(&state) >> 33) % (EXPERTS - 1))) % EXPERTS;
-        scales[2 * t] = 0.75f;
-        scales[2 * t + 1] = 0.25f;
-    }
-    const ep_named_tensor tensors[] = {
-        {"x", ep_tensor_2d(x, EP_DTYPE_F32, tokens, HIDDEN)},
-        {"expert_ids", ep_tensor_2d(ids, EP_DTYPE_I32, tokens, TOP_K)},
-        {"expert_scales", ep_tensor_2d(scales, EP_DTYPE_F32, tokens, TOP_K)},
-    };
-    input_path(path, tokens);
-    EP_TEST_CHECK(ep_safetensors_write(path, tensors, EP_ARRAY_COUNT(tensors), NULL, 0, &error) ==
-                      EP_OK,
-                  "%s", error.text);
-    free(x);
-    free(ids);
-    free(scales);
-}
-
 static void run_oracle(const char *family, uint32_t tokens)
 {
     char in[PATH_BYTES];
     char out[PATH_BYTES];
-    char *output = NULL;
+    char options[64];
     input_path(in, tokens);
     expected_path(out, family, tokens);
-    int code = ep_test_process_run_line(
-        fixture_dir, ep_test_ref_forward, NULL, EP_TEST_PATIENCE_MS, &output,
-        "--model %s --layer 0 --in %s --out %s --wire f32 --numerics %s", fixture_dir, in, out,
-        family);
-    EP_TEST_CHECK(code == 0, "the oracle: exit code %d: %s", code, output);
-    free(output);
+    snprintf(options, sizeof(options), "--wire f32 --numerics %s", family);
+    batch_run_oracle(fixture_dir, 0, in, out, options);
 }
 
 /* In place of the one before. families: two, which must differ. */
@@ -106,14 +64,16 @@ static void make_fixture(ep_weight_format format, const char *first, const char 
     config.layers = 1;
     ep_test_checkpoint_new(&config, fixture_dir);
     for (size_t i = 0; i < EP_ARRAY_COUNT(token_counts); i++) {
-        char a[PATH_BYTES];
-        char b[PATH_BYTES];
-        write_input(token_counts[i]);
+        char path[PATH_BYTES];
+        char other[PATH_BYTES];
+        input_path(path, token_counts[i]);
+        /* wild, of f32: the families narrow it differently */
+        batch_write(path, token_counts[i], HIDDEN, true, token_counts[i]);
         run_oracle(first, token_counts[i]);
         run_oracle(second, token_counts[i]);
-        expected_path(a, first, token_counts[i]);
-        expected_path(b, second, token_counts[i]);
-        EP_TEST_CHECK(!ep_test_files_equal(a, b),
+        expected_path(path, first, token_counts[i]);
+        expected_path(other, second, token_counts[i]);
+        EP_TEST_CHECK(!ep_test_files_equal(path, other),
                       "the families give the same results for %u tokens", token_counts[i]);
     }
 }
