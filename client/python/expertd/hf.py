@@ -1,0 +1,572 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of Hugging Face transformers whose experts are on a service; all else stays in this process.
+
+    import expertd.hf
+    model = expertd.hf.from_pretrained("Qwen/Qwen3-30B-A3B", experts="tcp://127.0.0.1:7410")
+    model.generate(...)
+
+Needs torch and transformers: pip install expertd[hf]. Modules of experts are made without parameters, so that the
+loader leaves their tensors in the file. Router and shared experts stay with the model. For inference: a backward pass
+is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import threading
+import time
+import types
+import weakref
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+try:
+    import torch
+    import torch.nn.functional as F
+    from transformers import AutoModelForCausalLM, PreTrainedModel
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+except ImportError as error:
+    raise ImportError(f"expertd.hf needs torch and transformers 5 ({error}): pip install expertd[hf]") from error
+
+from . import _client, errors
+
+__all__ = ["Service", "from_pretrained", "offload"]
+
+_IMPLEMENTATION = "expertd"
+_WIRE = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+_ELSEWHERE = re.compile("Vision|Visual|Audio|Talker")  # parts of multimodal models that no service has
+
+
+# ---- which modules are experts, and how each is called ----
+
+
+def _standard(module: Any, x: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+    """x [T,H], ids and weights [T,K]: the signature of most classes of experts."""
+    return module.expertd_layer(x, top_k_index, top_k_weights)
+
+
+def _dbrx(module: Any, x: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+    return module.expertd_layer(x, top_k_index, top_k_weights).view(x.shape[0], -1, x.shape[-1])
+
+
+def _llama4(module: Any, x: Any) -> Any:
+    x = x.reshape(-1, module.hidden_dim)
+    scores, logits = module.router(x)
+    ids = logits.topk(module.top_k, dim=1).indices
+    return module.shared_expert(x) + module.expertd_layer(x, ids, scores.gather(1, ids)), logits
+
+
+def _jetmoe(module: Any, x: Any) -> Any:
+    rows = x.reshape(-1, module.input_size)
+    logits, ids = module.router.layer(rows).float().topk(module.router.top_k, dim=1)
+    return module.expertd_layer(rows, ids, logits.softmax(dim=1).to(x.dtype)).view(x.shape) + module.bias
+
+
+def _doge(module: Any, x: Any, **_: Any) -> Any:
+    rows, keys = x.reshape(-1, module.hidden_size), module.num_keys
+    logits = module.router_gate(x).view(2, rows.shape[0], -1)
+    (scores_x, scores_y), (ids_x, ids_y) = logits.topk(keys, dim=-1)
+    scores = (scores_x.unsqueeze(-1) + scores_y.unsqueeze(-2)).flatten(-2)
+    ids = (ids_x.unsqueeze(-1) * keys + ids_y.unsqueeze(-2)).flatten(-2)
+    scores, places = scores.topk(module.top_k, dim=-1)
+    weights = scores.softmax(dim=-1)
+    weights = weights / weights.sum(dim=-1, keepdim=True) if module.norm_topk_prob else weights
+    routed = module.expertd_layer(rows, ids.gather(-1, places), weights).view(x.shape)
+    return module.down_proj(module.act_fn(module.gate_proj(x)) * module.up_proj(x)) + routed, logits
+
+
+def _nllb(module: Any, x: Any, router_mask: Any, router_probs: Any) -> Any:
+    """Transformers takes the mask's values for ids, and so does this."""
+    if module.training:
+        raise RuntimeError("NllbMoeExperts drops tokens in training: experts of a service are for model.eval()")
+    ids = router_mask.long().masked_fill(router_probs == 0, -1)
+    return module.expertd_layer(x, ids, router_probs * (1 - module.moe_token_dropout))
+
+
+def _switch(module: Any, x: Any) -> Any:
+    """What the router selects is one-hot, or all 0 beyond the expert's capacity."""
+    selected, weights, _ = module.router(x)
+    ids = selected.argmax(-1, keepdim=True).masked_fill(selected.sum(-1, keepdim=True) == 0, -1)
+    rows = x.reshape(-1, x.shape[-1])
+    return module.expertd_layer(rows, ids.view(-1, 1), weights.view(-1, 1)).view(x.shape)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A class of modules with experts: (E, H, I), the activation (gate, up) -> h, what to drop, the forward."""
+
+    shape: Callable[[Any], Tuple[int, int, int]]
+    activation: Callable[[Any], Callable[[Any, Any], Any]]
+    drop: Tuple[str, ...]
+    forward: Optional[Callable[..., Any]] = _standard
+    options: Callable[[Any], Dict[str, Any]] = lambda module: {}
+
+
+def _gated(name: str) -> Callable[[Any], Callable[[Any, Any], Any]]:
+    function = lambda module: functools.reduce(getattr, name.split("."), module)
+    return lambda module: lambda gate, up: function(module)(gate) * up
+
+
+def _ungated(name: str) -> Callable[[Any], Callable[[Any, Any], Any]]:
+    function = lambda module: functools.reduce(getattr, name.split("."), module)
+    return lambda module: lambda gate, up: function(module)(up)
+
+
+def _of_decorated(module: Any) -> Callable[[Any, Any], Any]:
+    if not module.has_gate:
+        return lambda gate, up: module.act_fn(up)
+    join = torch.cat if module.is_concatenated else lambda pair, dim: torch.stack(pair, dim).flatten()
+    return lambda gate, up: module._apply_gate(join((gate, up), -1))
+
+
+def _down(module: Any) -> Tuple[int, int, int]:
+    e, rows, columns = module.down_proj.shape
+    return (e, columns, rows) if getattr(module, "is_transposed", False) else (e, rows, columns)
+
+
+_PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
+_DECORATED = _Kind(_down, _of_decorated, _PROJECTIONS, None)  # transformers calls what is registered with it
+_KINDS = {
+    "DbrxExperts": _Kind(
+        lambda m: (m.num_experts, m.hidden_size, m.ffn_hidden_size),
+        _gated("mlp.activation_fn"),
+        ("mlp.w1", "mlp.v1", "mlp.w2"),
+        _dbrx,
+    ),
+    "DogeCDMoE": _Kind(
+        lambda m: (m.num_experts, m.hidden_size, 1), _ungated("act_fn"), ("down_embed", "up_embed"), _doge
+    ),
+    "JetMoeMoE": _Kind(
+        lambda m: (m.router.num_experts, m.input_size, m.hidden_size),
+        _gated("activation"),
+        ("input_linear", "output_linear"),
+        _jetmoe,
+    ),
+    "Llama4TextMoe": _Kind(
+        lambda m: (m.num_experts, m.hidden_dim, m.experts.expert_dim),
+        _gated("experts.act_fn"),
+        ("experts.gate_up_proj", "experts.down_proj"),
+        _llama4,
+        lambda m: {"weight_on": "input"},
+    ),
+    "LongcatFlashExperts": _Kind(
+        _down, _gated("act_fn"), _PROJECTIONS, options=lambda m: {"copy_experts": m.zero_expert_num}
+    ),
+    "NllbMoeExperts": _Kind(
+        lambda m: (m.num_experts, m.expert_0.fc1.in_features, m.expert_0.fc1.out_features),
+        _ungated("expert_0.act"),
+        ("expert_*",),
+        _nllb,
+    ),
+    "Step3p7Experts": _Kind(
+        _down, lambda m: lambda gate, up: m._apply_gate(torch.cat((gate, up), -1)), _PROJECTIONS
+    ),
+    "SwitchTransformersSparseMLP": _Kind(
+        lambda m: (m.router.num_experts, m.experts.expert_0.wi.in_features, m.experts.expert_0.wi.out_features),
+        _ungated("experts.expert_0.act"),
+        ("experts",),
+        _switch,
+    ),
+}
+
+
+def _kind_of(module: Any) -> Optional[_Kind]:
+    """None: no experts, or none that a service has."""
+    name, config = type(module).__name__, type(getattr(module, "config", None)).__name__
+    if _ELSEWHERE.search(name) or _ELSEWHERE.search(config):
+        return None
+    if "_is_expert_parallel" in vars(module):  # what use_experts_implementation of transformers leaves
+        if module.has_post_expert_norm:
+            raise ValueError(f"{name} norms an expert's row before it is weighed: no service computes that")
+        return _DECORATED
+    return _KINDS.get(name)
+
+
+# ---- one layer ----
+
+_keys = itertools.count(1)
+_layers: "weakref.WeakValueDictionary[int, _Layer]" = weakref.WeakValueDictionary()
+
+
+class _Layer:
+    """An MoE layer whose weights are on the service; copies of a model share it. Called with x [T,H] bf16, f16 or f32,
+    ids [T,K] and weights [T,K] it gives [T,H] of x's type, on x's device."""
+
+    def __init__(self, module: Any, kind: _Kind):
+        self.name = type(module).__name__
+        self.experts, self.hidden, self.inner = kind.shape(module)
+        self.options = kind.options(module)
+        self.formula = _formula_of(kind.activation(module), module)
+        self.service: Optional[Service] = None
+        self.number = -1
+        self.key = next(_keys)
+        _layers[self.key] = self
+
+    def __deepcopy__(self, memo: Any) -> "_Layer":
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a model with experts on a service is not pickled: call expertd.hf.from_pretrained there")
+
+    def __call__(self, x: Any, ids: Any, weights: Any) -> Any:
+        wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad)
+        if wants_gradient or torch.compiler.is_compiling():
+            return _experts(x, ids, weights, self.key)
+        return _run(self, x, ids, weights)
+
+
+def _run(layer: _Layer, x: Any, ids: Any, weights: Any) -> Any:
+    if layer.service is None:
+        raise RuntimeError(f"{layer.name}: its experts are on no service: expertd.hf.offload(model, url) names one")
+    if x.dtype not in _WIRE:
+        raise TypeError(f"layer {layer.number}: x has type {x.dtype}: allowed are {', '.join(map(str, _WIRE))}")
+    if x.numel() == 0:
+        return torch.empty_like(x)
+    rows, ids, weights = (t.detach().reshape(-1, t.shape[-1]).to("cpu").contiguous() for t in (x, ids, weights))
+    weights = weights if weights.dtype in (torch.float32, torch.bfloat16) else weights.float()
+    y = layer.service.forward(layer.number, rows, ids, weights, wire_dtype=_WIRE[x.dtype], **layer.options)
+    return y.view(x.shape).to(x.device)
+
+
+@torch.library.custom_op("expertd::experts", mutates_args=())
+def _experts(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, key: int) -> torch.Tensor:
+    return _run(_layers[key], x, ids, weights)
+
+
+@_experts.register_fake
+def _(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, key: int) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _refuse_backward(context: Any, gradient: Any) -> Any:
+    raise RuntimeError(
+        "experts on a service have no gradients: run the model under torch.no_grad(), or train it with its experts "
+        "in process"
+    )
+
+
+_experts.register_autograd(_refuse_backward)
+
+
+def _interface(module: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """What transformers calls for experts_implementation="expertd": (module, x, ids, weights)."""
+    layer = vars(module).get("expertd_layer")
+    if layer is None:  # experts of a part that no service has
+        return type(module).forward.__wrapped__(module, x, *args, **kwargs)
+    return layer(x, *args, *kwargs.values())
+
+
+ALL_EXPERTS_FUNCTIONS.register(_IMPLEMENTATION, _interface)
+
+
+def _drop(module: Any, name: str) -> None:
+    parent, _, last = name.rpartition(".")
+    owner = module.get_submodule(parent)
+    for store in (owner._parameters, owner._modules):
+        for found in [key for key in store if key == last or (last.endswith("*") and key.startswith(last[:-1]))]:
+            del store[found]
+
+
+def _strip(module: Any, kind: _Kind, layer: _Layer) -> None:
+    """Makes it a module without experts that calls the layer."""
+    for name in kind.drop:
+        _drop(module, name)
+    for part in (module, *module.children()):
+        if part is module or not any(True for _ in part.parameters()):
+            part._is_hf_initialized = True  # else the loader gives values to what is dropped
+    module.expertd_layer = layer
+    if kind.forward is not None:
+        module.forward = types.MethodType(kind.forward, module)
+
+
+# ---- what both sides must agree on ----
+
+
+def _numbers_of(module: Any) -> Tuple[float, float]:
+    """alpha and limit of the activation, under the names that transformers has for them."""
+    alpha = getattr(module, "alpha", getattr(module, "swiglu_alpha", 1.702))
+    limit = getattr(module, "limit", getattr(module, "swiglu_limit", None))
+    return alpha, float("inf") if limit is None else limit
+
+
+def _formulas(gate: Any, up: Any, alpha: float, limit: float, config: Any) -> Dict[str, Any]:
+    """h of each activation that a service names."""
+    low, near = gate.clamp(max=limit), up.clamp(-limit, limit)
+    found = {
+        "silu": F.silu(gate) * up,
+        "gelu": F.gelu(gate) * up,
+        "gelu_tanh": F.gelu(gate, approximate="tanh") * up,
+        "swiglu_oai": low * torch.sigmoid(alpha * low) * (near + 1),
+        "swiglu_limit": F.silu(low) * near,
+        "swiglu_step": F.silu(gate).clamp(max=limit) * near,
+        "silu_no_gate": F.silu(up),
+        "gelu_no_gate": F.gelu(up),
+        "gelu_tanh_no_gate": F.gelu(up, approximate="tanh"),
+        "relu_no_gate": F.relu(up),
+        "relu2_no_gate": F.relu(up).square(),
+    }
+    a, b = getattr(config, "mlp_gate_softcap", None), getattr(config, "mlp_up_softcap", None)
+    if a and b:
+        found["situ"] = a * torch.tanh(gate / a) * torch.sigmoid(gate) * (b * torch.tanh(up / b))
+    return found
+
+
+def _formula_of(activation: Callable[[Any, Any], Any], module: Any) -> List[str]:
+    """Names of the service's activations that give what the module's gives."""
+    with torch.device("cpu"), torch.no_grad():
+        gate, up = torch.linspace(-6, 6, 31), torch.linspace(5, -4, 31)
+        h = activation(gate, up)
+        alpha, limit = _numbers_of(module)
+        known = _formulas(gate, up, alpha, limit, getattr(module, "config", None))
+        same = [name for name, values in known.items() if torch.allclose(h, values, rtol=1e-4, atol=1e-4)]
+        return [name for name in same if name != "swiglu_limit" or limit < float("inf")]
+
+
+def _top_k_of(model: Any, path: str, module: Any) -> Optional[int]:
+    parent = model.get_submodule(path.rpartition(".")[0])
+    for owner in (module, parent):
+        for part in (owner, getattr(owner, "gate", None), getattr(owner, "router", None)):
+            top_k = getattr(part, "top_k", None)
+            if isinstance(top_k, int):
+                return top_k
+    return None
+
+
+def _number_of(model: Any, path: str) -> int:
+    """The service's number of a layer: the first in the module's path; a decoder's come after the encoder's."""
+    found = re.search(r"\d+", path)
+    if found is None:
+        raise ValueError(f"{path}: no layer number in the module's path")
+    config, number = model.config, int(found.group())
+    if config.is_encoder_decoder and "decoder" in path.split("."):
+        number += config.encoder_layers if hasattr(config, "encoder_layers") else config.num_layers
+    return number
+
+
+def _check(model: Any, served: _client.Model, found: List[Tuple[str, Any, _Layer]]) -> None:
+    """Refuses what the service serves otherwise, by name."""
+    by_number = {layer.layer: layer for layer in served.layers}
+    numbers = {path: _number_of(model, path) for path, _, _ in found}
+    here = set(numbers.values())
+    if here != set(by_number):
+        raise ValueError(
+            f"{type(model).__name__} has experts in layers {sorted(here)}, model {served.name!r} of the service in "
+            f"{sorted(by_number)}: allowed are the same; is it another model?"
+        )
+    for path, module, layer in found:
+        there = by_number[numbers[path]]
+        for what, ours, theirs in (
+            ("experts", layer.experts, there.experts),
+            ("hidden size", layer.hidden, there.hidden),
+            ("inner size", layer.inner, there.inner),
+            ("top-k", _top_k_of(model, path, module) or there.top_k, there.top_k),
+            ("activation", there.activation if there.activation in layer.formula else layer.formula, there.activation),
+        ):
+            if ours != theirs:
+                raise ValueError(
+                    f"{path} (layer {there.layer}): {what} is {ours}, in model {served.name!r} of the service "
+                    f"{theirs}: allowed is the same; is it another model?"
+                )
+
+
+def layers_of(model: Any) -> List[_Layer]:
+    """Those of a model that are on a service: each has number, experts, hidden, inner."""
+    return [vars(module)["expertd_layer"] for module in model.modules() if "expertd_layer" in vars(module)]
+
+
+# ---- the service ----
+
+
+def _bar(progress: bool, what: str) -> Any:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        progress = False
+    return tqdm(desc=what, unit="layer", leave=False) if progress else None
+
+
+class Service:
+    """model.expertd: where a model's experts are.
+
+    client            the expertd.Client
+    model_name, version  what is asked for in each call; another version of the same name is not taken in silence
+    seconds_to_ready  from the first try until every expert was served
+    """
+
+    def __init__(self, experts: str, model_name: Optional[str], version: Optional[str], deadline: float, options: Any):
+        self.url, self.model_name, self.version, self.deadline = experts, model_name, version, deadline
+        self.options = {"wait": None, "deadline": deadline, **(options or {})}
+        self.client = _client.Client(experts, **self.options)
+        self.started, self.seconds_to_ready = time.monotonic(), float("nan")
+
+    def __deepcopy__(self, memo: Any) -> "Service":
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a model with experts on a service is not pickled: call expertd.hf.from_pretrained there")
+
+    def forward(self, layer: int, x: Any, ids: Any, weights: Any, **more: Any) -> Any:
+        """expertd.Client.forward for this model; shared experts stay with the caller."""
+        return self.client.forward(
+            self.model_name, layer, x, ids, weights, version=self.version, shared_source="none", allow_duplicates=True,
+            **more,
+        )
+
+    def close(self) -> None:
+        self.client.close()
+
+    def wait_ready(self, wait: float, progress: bool) -> _client.Model:
+        """Until each expert of the model is served, at most wait seconds; shows how many layers are. Errors: ValueError
+        (no such model, or several and none named), errors.DeadlineExceeded with the last report."""
+        bar, last = _bar(progress, f"experts at {self.url}"), "no answer"
+        try:
+            while True:
+                try:
+                    self.client.wait_ready(0.2)
+                    served = self._pick(self.client.models())
+                    whole = sum(layer.copies_min > 0 for layer in served.layers)
+                    last = f"{whole} of {len(served.layers)} layers are whole"
+                    if bar is not None:
+                        bar.total, bar.n = len(served.layers), whole
+                    if whole == len(served.layers):
+                        self.model_name, self.version = served.name, served.version
+                        self.seconds_to_ready = time.monotonic() - self.started
+                        return served
+                    time.sleep(0.2)
+                except errors.DeadlineExceeded as error:
+                    last = str(error)
+                if bar is not None:
+                    bar.refresh()
+                if time.monotonic() - self.started > wait:
+                    raise errors.DeadlineExceeded(f"{self.url}: waited {wait} s for the experts: {last}")
+        finally:
+            if bar is not None:
+                bar.close()
+
+    def _pick(self, models: List[_client.Model]) -> _client.Model:
+        named = [m for m in models if self.model_name in (None, m.name) and self.version in (None, m.version)]
+        chosen = [m for m in named if m.is_default] if self.version is None and len(named) > 1 else named
+        if len(chosen) == 1:
+            return chosen[0]
+        there = ", ".join(f"{m.name!r} ({m.version})" for m in models)
+        if not chosen:
+            asked = repr(self.model_name) if self.version is None else f"{self.model_name!r} ({self.version})"
+            raise ValueError(f"model_name is {asked}: {self.url} serves {there}")
+        raise ValueError(f"model_name is None and {self.url} serves {there}: name one")
+
+
+# ---- what users call ----
+
+
+def _connect(
+    model: Any, service: Service, found: List[Tuple[str, Any, _Layer]], wait: float, progress: bool
+) -> None:
+    served = service.wait_ready(wait, progress)
+    _check(model, served, found)
+    for path, module, layer in found:
+        layer.number, layer.service = _number_of(model, path), service
+
+
+def offload(
+    model: PreTrainedModel,
+    experts: str,
+    *,
+    model_name: Optional[str] = None,
+    version: Optional[str] = None,
+    wait: float = 600.0,
+    deadline: float = 60.0,
+    progress: bool = True,
+    client: Optional[Dict[str, Any]] = None,
+) -> PreTrainedModel:
+    """Drops the experts of a model that is loaded and has the service compute them; returns the model.
+
+    experts     URL of the coordinator
+    model_name  as the service calls it; None: the only one there is
+    version     of expertd.Model.version; None: the default of the model when this is called
+    wait        seconds for the service to have loaded every expert; progress shows it (tqdm)
+    deadline    seconds of one call, a layer of all tokens of a batch
+    client      further arguments of expertd.Client: {"token": ..., "tls": ...}
+
+    Layer numbers, E, H, I, top-k and activation must be the service's, else ValueError names what differs, and the
+    model is as it was. Rows travel in the type of the model: bf16, f16 or f32. Errors of the service are those of
+    expertd.Client.forward; Ctrl-C ends a call. save_pretrained writes the model without experts.
+    """
+    found = []
+    for path, module in model.named_modules():
+        kind = _kind_of(module)
+        if kind is not None and "expertd_layer" not in vars(module):
+            found.append((path, module, _Layer(module, kind)))
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no experts that expertd.hf knows")
+    service = Service(experts, model_name, version, deadline, client)
+    try:
+        _connect(model, service, found, wait, progress)
+    except BaseException:
+        service.close()
+        raise
+    for _, module, layer in found:
+        _strip(module, _kind_of(module), layer)
+    model.set_experts_implementation(_IMPLEMENTATION)
+    model.expertd = service
+    return model
+
+
+class _Stripping:
+    """with _Stripping(): experts that this thread makes have no parameters. layers: of them."""
+
+    def __enter__(self) -> "_Stripping":
+        self.thread = threading.get_ident()
+        self.handle = torch.nn.modules.module.register_module_module_registration_hook(self.see)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.handle.remove()
+
+    def see(self, parent: Any, name: str, module: Any) -> None:
+        if threading.get_ident() == self.thread and module is not None and "expertd_layer" not in vars(module):
+            kind = _kind_of(module)
+            if kind is not None:
+                _strip(module, kind, _Layer(module, kind))
+
+
+def from_pretrained(
+    path: str,
+    experts: str,
+    *,
+    model_class: Any = AutoModelForCausalLM,
+    model_name: Optional[str] = None,
+    version: Optional[str] = None,
+    wait: float = 600.0,
+    deadline: float = 60.0,
+    progress: bool = True,
+    client: Optional[Dict[str, Any]] = None,
+    **options: Any,
+) -> PreTrainedModel:
+    """A model of transformers without its experts, which the service has: they are neither read nor held here.
+
+    path         as for transformers: a folder, or a name of the hub
+    model_class  of transformers, for models that are more than AutoModelForCausalLM
+    options      further arguments of its from_pretrained: dtype, device_map, revision...
+
+    All others, and errors, as offload has them. The checkpoint here may lack the experts' tensors.
+    """
+    if "experts_implementation" in options:
+        raise TypeError("experts_implementation is an argument: here it is always 'expertd'")
+    wants_info = options.pop("output_loading_info", False)
+    service = Service(experts, model_name, version, deadline, client)
+    try:
+        with _Stripping():
+            model, info = model_class.from_pretrained(
+                path, experts_implementation=_IMPLEMENTATION, output_loading_info=True, **options
+            )
+        found = [(p, m, vars(m)["expertd_layer"]) for p, m in model.named_modules() if "expertd_layer" in vars(m)]
+        if not found:
+            raise ValueError(f"{type(model).__name__} has no experts that expertd.hf knows")
+        _connect(model, service, found, wait, progress)
+    except BaseException:
+        service.close()
+        raise
+    model.expertd = service
+    return (model, info) if wants_info else model

@@ -1,0 +1,326 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""expertd.hf: tiny random models of transformers whose experts are on two nodes give the greedy tokens that they give in process, in f32, also when a
+node is killed in the middle.
+
+test_hf.py BUILD SOURCE families [DIRECTORY..]
+test_hf.py BUILD SOURCE cases
+test_hf.py BUILD SOURCE memory [LAYERS]"""
+import copy, json, os, signal, subprocess, sys, threading, time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+BUILD, SOURCE, WHAT, WANTED = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
+sys.path[:0] = [f"{HERE}/../door", f"{HERE}/../models", f"{SOURCE}/client/python"]
+os.environ.update(HF_HUB_OFFLINE="1", EXPERTD_LIBRARY=f"{BUILD}/client/libexpertd.so.0")
+
+import torch, transformers
+from door_cluster import Cluster, wait_for
+
+import expertd
+import expertd.hf
+import tiny_models
+
+torch.set_num_threads(1)
+torch.cuda.is_current_stream_capturing = lambda: False  # framework_venv.py has empty CUDA libraries, which end the program here
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+TOKENS, PROMPT = 64, 8
+EXACT = 1e-5
+# One of each way that experts are called, and what people run most.
+FAMILIES = ["mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss", "glm4_moe", "minimax_m2", "nemotron_h", "dbrx", "doge", "jetmoe",
+            "llama4", "longcat_flash", "nllb_moe", "step3p7", "switch_transformers"]
+# What a whole pass needs beside what a block does: sizes of attention, and a layer with a cache.
+WHOLE = {
+    "dbrx": dict(attn_config=dict(clip_qkv=8.0)), "deepseek_v3": dict(num_key_value_heads=4), "longcat_flash": dict(qk_head_dim=32, num_key_value_heads=4),
+    "nemotron_h": dict(layers_block_type=["attention", "moe", "moe"]), "step3p7": dict(text_config=dict(sliding_window=16)),
+    "qwen3_next": dict(layer_types=["linear_attention", "full_attention", "linear_attention"]),
+}
+
+
+def raised(kind, text, call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except kind as error:
+        assert text in str(error), f"{error!r} does not say: {text}"
+        return error
+    raise AssertionError(f"no {kind.__name__} with: {text}")
+
+
+def prompt(model, batch):
+    torch.manual_seed(batch)
+    return torch.randint(3, 300, (batch, PROMPT))
+
+
+class At(transformers.LogitsProcessor):
+    """Does something once, before the token of that number is chosen."""
+
+    def __init__(self, step, do):
+        self.step, self.do, self.seen = step, do, 0
+
+    def __call__(self, ids, scores):
+        self.seen += 1
+        if self.seen == self.step:
+            self.do()
+        return scores
+
+
+def generated(model, batch, at=None):
+    ids = prompt(model, batch)
+    extra = {"decoder_start_token_id": 1} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        return model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, min_new_tokens=TOKENS, max_new_tokens=TOKENS, pad_token_id=0,
+                              logits_processor=[at] if at else [], **extra)
+
+
+class Service:
+    """A coordinator and two nodes with two copies of each expert of all models; nodes are killed and come back."""
+
+    def __init__(self, cluster, models, numerics="portable"):
+        self.cluster, self.numerics = cluster, numerics
+        self.models = [f"--model={name}={folder}" for name, folder in models.items()]
+        self.url = cluster.coordinator("--copies=2", "--min-nodes=2")["rpc_url"]
+        for name in "a", "b":
+            self.start(name, wait=False)
+        cluster.wait_serving("--coordinator", self.url)
+
+    def start(self, name, wait=True):
+        self.cluster.daemon(name, f"{BUILD}/server/expertd/expertd", f"--node-name={name}", f"--numerics={self.numerics}",
+                            f"--coordinator-url={self.url}", *self.models)
+        if wait:
+            wait_for(f"{name} to have loaded its experts", lambda: [l for l in self.cluster.log(name) if l["event"] == "node-state" and int(l["experts"])])
+
+    def kill(self, name):
+        entry = next(e for e in self.cluster.processes if e[0] == name)
+        self.cluster.processes.remove(entry)
+        entry[1].kill()
+        entry[1].wait()
+
+    def pids(self):
+        return [process.pid for name, process in self.cluster.processes if name in "ab"]
+
+
+def logits(model):
+    ids = prompt(model, 2)
+    extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        return model(input_ids=ids, attention_mask=torch.ones_like(ids), **extra).logits
+
+
+def error_of(got, want):
+    return ((got.float() - want.float()).abs().max() / want.float().abs().max()).item()
+
+
+def compare_family(service, name, folder, model_class, local, values, whole):
+    """Logits, tokens of one prompt, and of 8 with a node killed in the middle."""
+    model = expertd.hf.from_pretrained(folder, service.url, model_class=model_class, model_name=name, progress=False, dtype=torch.float32)
+    layers = expertd.hf.layers_of(model)
+    held, gone = (sum(p.numel() for p in model.parameters()), sum(2 * l.experts * l.hidden * l.inner for l in layers))
+    assert layers and held + gone <= whole, f"{name}: {held} parameters are held, of {whole} in all"
+    error = error_of(logits(model), values)
+    assert error < EXACT, f"{name}: logits differ by {error:.1e} of the greatest"
+    killed = []
+
+    def kill():
+        service.kill("b")
+        killed.append(True)
+
+    for batch, at in (1, None), (8, At(TOKENS // 2, kill)):
+        tokens = generated(model, batch, at)
+        want = local[batch]
+        assert tokens.shape == want.shape and torch.equal(tokens, want), \
+            f"{name}: batch {batch}{', node killed' if at else ''}: first difference at {int((tokens != want).any(0).nonzero()[0])} of {want.shape[1]}"
+    assert killed
+    calls = model.expertd.client.stats()
+    assert calls.calls >= 2 * TOKENS and calls.calls_failed == 0, calls
+    model.expertd.close()
+
+
+def write_models(c, names):
+    """name: (folder, class, tokens and logits in process)"""
+    found = {}
+    for directory in names:
+        config = copy.deepcopy(tiny_models.MORE.get(directory, [{}])[0])
+        for key, value in WHOLE.get(directory, {}).items():
+            config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
+        tiny_models.MORE[directory] = [config]
+        ((_, model),) = tiny_models.models(directory)
+        model.save_pretrained(c.path(directory))
+        model = type(model).from_pretrained(c.path(directory), dtype=torch.float32)  # without what randomise did to buffers that are not saved
+        local = {batch: generated(model, batch) for batch in (1, 8)}
+        found[directory] = c.path(directory), type(model), local, logits(model), sum(p.numel() for p in model.parameters())
+    return found
+
+
+def check_families(c):
+    models = write_models(c, WANTED or FAMILIES)
+    service = Service(c, {name: folder for name, (folder, *_) in models.items()})
+    for name, parts in models.items():
+        started = time.monotonic()
+        compare_family(service, name, *parts)
+        service.start("b")
+        print(f"{name}: {time.monotonic() - started:.1f} s", flush=True)
+
+
+# ---- one model ----
+
+
+def model_and_service(c, directory="mixtral", **more):
+    models = write_models(c, [directory])
+    folder, _, tokens, values, _ = models[directory]
+    return folder, tokens, values, Service(c, {directory: folder, "another": folder}, **more)
+
+
+def check_offload(folder, tokens, values, service):
+    """A model that is loaded; copies of it; what is compiled."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    raised(ValueError, "'another' (", expertd.hf.offload, model, service.url, progress=False)
+    raised(ValueError, "model_name is 'absent'", expertd.hf.offload, model, service.url, model_name="absent", progress=False)
+    assert torch.equal(generated(model, 1), tokens[1]), "a model that was not taken is another one"
+    assert expertd.hf.offload(model, service.url, model_name="mixtral", progress=False) is model
+    assert model.expertd.model_name == "mixtral" and model.expertd.version and model.expertd.seconds_to_ready > 0
+    raised(ValueError, "no experts that", expertd.hf.offload, model, service.url, model_name="mixtral", progress=False)
+    twin = copy.deepcopy(model)
+    for one in model, twin, model.to("cpu"):
+        assert torch.equal(generated(one, 8), tokens[8])
+    calls = model.expertd.client.stats().calls
+    compiled = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
+    ids = prompt(model, 2)
+    with torch.no_grad():
+        got = compiled(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    assert error_of(got, values) < EXACT and model.expertd.client.stats().calls == calls + tiny_models.LAYERS
+    raised(TypeError, "is not pickled", torch.save, model, os.devnull)
+    check_backward(model, values)
+    check_interrupt(model, values, service)
+    model.expertd.close()
+    raised(expertd.errors.Closed, "closed", logits, model)
+
+
+def check_backward(model, values):
+    ids = prompt(model, 2)
+    found = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    assert found.requires_grad and error_of(found.detach(), values) < EXACT
+    raised(RuntimeError, "have no gradients", found.sum().backward)
+
+
+def check_interrupt(model, values, service):
+    """Ctrl-C during a call that does not end by itself; the model is as good as before."""
+    for pid in service.pids():
+        os.kill(pid, signal.SIGSTOP)
+    sent = model.expertd.client.stats().frames_sent
+
+    def interrupt():
+        wait_for("the call to be under way", lambda: model.expertd.client.stats().frames_sent > sent)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        logits(model)
+        raise AssertionError("the call was not interrupted")
+    except KeyboardInterrupt:
+        pass
+    finally:
+        thread.join()
+        for pid in service.pids():
+            os.kill(pid, signal.SIGCONT)
+    assert error_of(logits(model), values) < EXACT
+
+
+def check_types(folder, values, service):
+    """Rows in the type of the model."""
+    for dtype in torch.bfloat16, torch.float16:
+        model = expertd.hf.from_pretrained(folder, service.url, model_name="mixtral", progress=False, dtype=dtype)
+        local = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        got, want = logits(model), logits(local)
+        assert got.dtype == dtype, got.dtype
+        assert (got.float() - values).norm() < 2 * (want.float() - values).norm(), f"{dtype}: worse than transformers' own"
+        model.expertd.close()
+
+
+def check_mistakes(c, folder, service):
+    """What the two sides do not agree on is refused by its name."""
+    raised(TypeError, "experts_implementation", expertd.hf.from_pretrained, folder, service.url, experts_implementation="eager")
+    for what, keys in (("inner size is 32", dict(intermediate_size=32)), ("top-k is 2", dict(num_experts_per_tok=2)), ("activation is ['gelu']", dict(hidden_act="gelu")),
+                       ("experts is 4", dict(num_local_experts=4)), ("in layers [0, 1]", dict(num_hidden_layers=2))):
+        config = transformers.AutoConfig.from_pretrained(folder, **keys)
+        other = transformers.AutoModelForCausalLM.from_config(config)
+        raised(ValueError, what, expertd.hf.offload, other, service.url, model_name="mixtral", progress=False)
+        assert not expertd.hf.layers_of(other), "a model that is refused is changed"
+    dense = transformers.LlamaForCausalLM(transformers.LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=50))
+    raised(ValueError, "LlamaForCausalLM has no experts", expertd.hf.offload, dense, service.url)
+
+
+def check_wait(c, folder):
+    """A cluster that is still loading: the wait ends with it, or says what it waited for."""
+    url = c.coordinator("--min-nodes=1", name="later")["rpc_url"]
+    raised(expertd.errors.DeadlineExceeded, "waited 0.3 s for the experts", expertd.hf.from_pretrained, folder, url, wait=0.3, progress=False)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(expertd.hf.from_pretrained(folder, url)))
+    thread.start()
+    c.daemon("late", f"{BUILD}/server/expertd/expertd", "--node-name=late", f"--coordinator-url={url}", f"--model=mixtral={folder}")
+    thread.join()
+    assert found and found[0].expertd.model_name == "mixtral"
+    found[0].expertd.close()
+
+
+def check_cases(c):
+    folder, tokens, values, service = model_and_service(c)
+    check_offload(folder, tokens, values, service)
+    check_types(folder, values, service)
+    check_mistakes(c, folder, service)
+    check_wait(c, folder)
+
+
+# ---- memory ----
+
+HOLDER = """
+import json, sys, torch, transformers, expertd.hf
+torch.set_num_threads(1)
+transformers.logging.disable_progress_bar()
+def resident():
+    return [int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(("VmHWM", "VmRSS"))]
+folder, url = sys.argv[1:]
+ids = torch.arange(8)[None]
+warm = transformers.LlamaForCausalLM(transformers.LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=50))
+warm.generate(ids, max_new_tokens=2)
+before = resident()[1]
+model = expertd.hf.from_pretrained(folder, url, progress=False)
+model.generate(ids, max_new_tokens=8)
+peak, now = resident()
+print(json.dumps({"dense": sum(p.numel() * p.element_size() for p in model.parameters()), "peak": peak - before, "now": now - before}))
+"""
+
+
+def check_memory(c):
+    """A process that holds the dense part and no experts: what it grows by, from before the model is loaded to after tokens were generated."""
+    layers = int(WANTED[0]) if WANTED else 12 if "EP_TEST_LONG" in os.environ else 2
+    config = transformers.MixtralConfig(hidden_size=512, intermediate_size=1536, num_hidden_layers=layers, num_local_experts=16, num_experts_per_tok=2, num_attention_heads=8,
+                                        num_key_value_heads=2, vocab_size=64000, max_position_embeddings=128)
+    with torch.device("meta"):
+        model = transformers.MixtralForCausalLM(config)
+    model = model.to(torch.bfloat16).to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.detach().zero_()
+    folder, whole = c.path("large"), sum(p.numel() * p.element_size() for p in model.parameters())
+    model.save_pretrained(folder)
+    del model
+    url = c.coordinator()["rpc_url"]
+    c.daemon("a", f"{BUILD}/server/expertd/expertd", "--node-name=a", f"--coordinator-url={url}", f"--model=large={folder}")
+    environment = {**os.environ, "PYTHONPATH": f"{SOURCE}/client/python"}
+    done = subprocess.run([sys.executable, "-c", HOLDER, folder, url], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    mib = {name: round(value / 2**20, 1) for name, value in {"whole": whole, **seen}.items()}
+    print(f"MiB: {mib}", flush=True)
+    assert seen["dense"] < whole - layers * 16 * 3 * 512 * 1536 * 2 + 1
+    assert seen["peak"] < 1.1 * seen["dense"], mib
+
+
+def main():
+    with Cluster() as c:
+        {"families": check_families, "cases": check_cases, "memory": check_memory}[WHAT](c)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
