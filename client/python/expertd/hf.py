@@ -26,6 +26,7 @@ try:
     import torch
     import torch.nn.functional as F
     from transformers import AutoModelForCausalLM, PreTrainedModel
+    from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 except ImportError as error:
     raise ImportError(f"expertd.hf needs torch and transformers 5 ({error}): pip install expertd[hf]") from error
@@ -35,6 +36,7 @@ from . import _client, errors
 __all__ = ["Service", "from_pretrained", "offload"]
 
 _IMPLEMENTATION = "expertd"
+_LOOK_SECONDS = 0.2  # between two looks at a service that still loads
 _WIRE = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 _ELSEWHERE = re.compile("Vision|Visual|Audio|Talker")  # parts of multimodal models that no service has
 
@@ -126,8 +128,7 @@ def _down(module: Any) -> Tuple[int, int, int]:
     return (e, columns, rows) if getattr(module, "is_transposed", False) else (e, rows, columns)
 
 
-_PROJECTIONS = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
-_DECORATED = _Kind(_down, _of_decorated, _PROJECTIONS, None)  # transformers calls what is registered with it
+_DECORATED = _Kind(_down, _of_decorated, ("*",), None)  # transformers calls what is registered with it
 _KINDS = {
     "DbrxExperts": _Kind(
         lambda m: (m.num_experts, m.hidden_size, m.ffn_hidden_size),
@@ -152,7 +153,7 @@ _KINDS = {
         lambda m: {"weight_on": "input"},
     ),
     "LongcatFlashExperts": _Kind(
-        _down, _gated("act_fn"), _PROJECTIONS, options=lambda m: {"copy_experts": m.zero_expert_num}
+        _down, _gated("act_fn"), ("*",), options=lambda m: {"copy_experts": m.zero_expert_num}
     ),
     "NllbMoeExperts": _Kind(
         lambda m: (m.num_experts, m.expert_0.fc1.in_features, m.expert_0.fc1.out_features),
@@ -160,9 +161,7 @@ _KINDS = {
         ("expert_*",),
         _nllb,
     ),
-    "Step3p7Experts": _Kind(
-        _down, lambda m: lambda gate, up: m._apply_gate(torch.cat((gate, up), -1)), _PROJECTIONS
-    ),
+    "Step3p7Experts": _Kind(_down, lambda m: lambda gate, up: m._apply_gate(torch.cat((gate, up), -1)), ("*",)),
     "SwitchTransformersSparseMLP": _Kind(
         lambda m: (m.router.num_experts, m.experts.expert_0.wi.in_features, m.experts.expert_0.wi.out_features),
         _ungated("experts.expert_0.act"),
@@ -259,12 +258,14 @@ def _interface(module: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 ALL_EXPERTS_FUNCTIONS.register(_IMPLEMENTATION, _interface)
+ALL_FP8_EXPERTS_FUNCTIONS.register(_IMPLEMENTATION, _interface)  # what takes the place of experts in fp8
 
 
 def _drop(module: Any, name: str) -> None:
+    """A parameter or submodule; with "*" at the end all that begin so, "*" alone: all parameters."""
     parent, _, last = name.rpartition(".")
     owner = module.get_submodule(parent)
-    for store in (owner._parameters, owner._modules):
+    for store in (owner._parameters, {} if last == "*" else owner._modules):
         for found in [key for key in store if key == last or (last.endswith("*") and key.startswith(last[:-1]))]:
             del store[found]
 
@@ -396,9 +397,8 @@ class Service:
     """
 
     def __init__(self, experts: str, model_name: Optional[str], version: Optional[str], deadline: float, options: Any):
-        self.url, self.model_name, self.version, self.deadline = experts, model_name, version, deadline
-        self.options = {"wait": None, "deadline": deadline, **(options or {})}
-        self.client = _client.Client(experts, **self.options)
+        self.url, self.model_name, self.version = experts, model_name, version
+        self.client = _client.Client(experts, **{"wait": None, "deadline": deadline, **(options or {})})
         self.started, self.seconds_to_ready = time.monotonic(), float("nan")
 
     def __deepcopy__(self, memo: Any) -> "Service":
@@ -420,30 +420,39 @@ class Service:
     def wait_ready(self, wait: float, progress: bool) -> _client.Model:
         """Until each expert of the model is served, at most wait seconds; shows how many layers are. Errors: ValueError
         (no such model, or several and none named), errors.DeadlineExceeded with the last report."""
-        bar, last = _bar(progress, f"experts at {self.url}"), "no answer"
+        bar = _bar(progress, f"experts at {self.url}")
         try:
             while True:
-                try:
-                    self.client.wait_ready(0.2)
-                    served = self._pick(self.client.models())
-                    whole = sum(layer.copies_min > 0 for layer in served.layers)
-                    last = f"{whole} of {len(served.layers)} layers are whole"
-                    if bar is not None:
-                        bar.total, bar.n = len(served.layers), whole
-                    if whole == len(served.layers):
-                        self.model_name, self.version = served.name, served.version
-                        self.seconds_to_ready = time.monotonic() - self.started
-                        return served
-                    time.sleep(0.2)
-                except errors.DeadlineExceeded as error:
-                    last = str(error)
-                if bar is not None:
+                served, last = self._look()
+                whole = [layer for layer in served.layers if layer.copies_min > 0] if served else []
+                if served and len(whole) == len(served.layers):
+                    self.model_name, self.version = served.name, served.version
+                    self.seconds_to_ready = time.monotonic() - self.started
+                    return served
+                if bar is not None and served:
+                    bar.total, bar.n = len(served.layers), len(whole)
                     bar.refresh()
                 if time.monotonic() - self.started > wait:
+                    last = f"{len(whole)} of {len(served.layers)} layers are whole" if served else last
                     raise errors.DeadlineExceeded(f"{self.url}: waited {wait} s for the experts: {last}")
         finally:
             if bar is not None:
                 bar.close()
+
+    def _look(self) -> Tuple[Optional[_client.Model], str]:
+        """The model after a moment, or None and why."""
+        try:
+            self.client.wait_ready(_LOOK_SECONDS)
+        except errors.DeadlineExceeded as error:
+            return None, str(error)
+        models = self.client.models()
+        if not models:
+            time.sleep(_LOOK_SECONDS)
+            return None, "it serves no model"
+        served = self._pick(models)
+        if any(layer.copies_min == 0 for layer in served.layers):
+            time.sleep(_LOOK_SECONDS)
+        return served, ""
 
     def _pick(self, models: List[_client.Model]) -> _client.Model:
         named = [m for m in models if self.model_name in (None, m.name) and self.version in (None, m.version)]
@@ -514,10 +523,11 @@ def offload(
 
 
 class _Stripping:
-    """with _Stripping(): experts that this thread makes have no parameters. layers: of them."""
+    """with _Stripping(): experts that this thread makes have no parameters, and the loader does not wonder that the
+    checkpoint has them."""
 
     def __enter__(self) -> "_Stripping":
-        self.thread = threading.get_ident()
+        self.thread, self.ignored = threading.get_ident(), {r"(^|\.)experts\."}
         self.handle = torch.nn.modules.module.register_module_module_registration_hook(self.see)
         return self
 
@@ -525,10 +535,16 @@ class _Stripping:
         self.handle.remove()
 
     def see(self, parent: Any, name: str, module: Any) -> None:
-        if threading.get_ident() == self.thread and module is not None and "expertd_layer" not in vars(module):
-            kind = _kind_of(module)
-            if kind is not None:
-                _strip(module, kind, _Layer(module, kind))
+        if threading.get_ident() != self.thread or module is None:
+            return
+        kind = _kind_of(module)
+        if kind is not None and "expertd_layer" not in vars(module):
+            _strip(module, kind, _Layer(module, kind))
+            self.ignored |= {rf"\.{re.escape(name)}\." for name in kind.drop if "*" not in name}
+        if isinstance(parent, PreTrainedModel):
+            parent._keys_to_ignore_on_load_unexpected = self.ignored | set(
+                parent._keys_to_ignore_on_load_unexpected or ()
+            )
 
 
 def from_pretrained(

@@ -112,7 +112,9 @@ def error_of(got, want):
 
 def compare_family(service, name, folder, model_class, local, values, whole):
     """Logits, tokens of one prompt, and of 8 with a node killed in the middle."""
-    model = expertd.hf.from_pretrained(folder, service.url, model_class=model_class, model_name=name, progress=False, dtype=torch.float32)
+    model, info = expertd.hf.from_pretrained(folder, service.url, model_class=model_class, model_name=name, progress=False, dtype=torch.float32,
+                                             output_loading_info=True)
+    assert not info["unexpected_keys"] and not info["missing_keys"], f"{name}: {info}"
     layers = expertd.hf.layers_of(model)
     held, gone = (sum(p.numel() for p in model.parameters()), sum(2 * l.experts * l.hidden * l.inner for l in layers))
     assert layers and held + gone <= whole, f"{name}: {held} parameters are held, of {whole} in all"
@@ -312,7 +314,7 @@ def check_memory(c):
     seen = json.loads(done.stdout.splitlines()[-1])
     mib = {name: round(value / 2**20, 1) for name, value in {"whole": whole, **seen}.items()}
     print(f"MiB: {mib}", flush=True)
-    assert seen["dense"] < whole - layers * 16 * 3 * 512 * 1536 * 2 + 1
+    assert seen["dense"] == whole - layers * 16 * 3 * 512 * 1536 * 2, mib
     assert seen["peak"] < 1.1 * seen["dense"], mib
 
 
