@@ -191,10 +191,20 @@ def check_offload(folder, tokens, values, service):
         got = compiled(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     assert error_of(got, values) < EXACT and model.expertd.client.stats().calls == calls + tiny_models.LAYERS
     raised(TypeError, "is not pickled", torch.save, model, os.devnull)
+    check_saved(model, f"{folder}-saved", tokens, service)
     check_backward(model, values)
     check_interrupt(model, values, service)
     model.expertd.close()
     raised(expertd.errors.Closed, "closed", logits, model)
+
+
+def check_saved(model, folder, tokens, service):
+    """What it saves has no experts, and is enough to load it again."""
+    model.save_pretrained(folder)
+    again, info = expertd.hf.from_pretrained(folder, service.url, model_name="mixtral", progress=False, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"], info
+    assert torch.equal(generated(again, 1), tokens[1])
+    again.expertd.close()
 
 
 def check_backward(model, values):
