@@ -106,14 +106,16 @@ class _Kind:
     options: Callable[[Any], Dict[str, Any]] = lambda module: {}
 
 
-def _gated(name: str) -> Callable[[Any], Callable[[Any, Any], Any]]:
-    function = lambda module: functools.reduce(getattr, name.split("."), module)
-    return lambda module: lambda gate, up: function(module)(gate) * up
+def _part(module: Any, path: str) -> Any:
+    return functools.reduce(getattr, path.split("."), module)
 
 
-def _ungated(name: str) -> Callable[[Any], Callable[[Any, Any], Any]]:
-    function = lambda module: functools.reduce(getattr, name.split("."), module)
-    return lambda module: lambda gate, up: function(module)(up)
+def _gated(path: str) -> Callable[[Any], Callable[[Any, Any], Any]]:
+    return lambda module: lambda gate, up: _part(module, path)(gate) * up
+
+
+def _ungated(path: str) -> Callable[[Any], Callable[[Any, Any], Any]]:
+    return lambda module: lambda gate, up: _part(module, path)(up)
 
 
 def _of_decorated(module: Any) -> Callable[[Any, Any], Any]:
