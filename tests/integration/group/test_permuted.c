@@ -36,6 +36,11 @@ static void run_rank(void *arg, uint32_t rank, ep_group *group)
         fprintf(stderr, "rank %u: %s\n", rank, error.text);
         __atomic_store_n(&w->failed, true, __ATOMIC_RELAXED);
     }
+    /* before its group; the rest is compared later */
+    ep_group_plan_destroy(call->dispatch_plan);
+    ep_group_plan_destroy(call->combine_plan);
+    call->dispatch_plan = NULL;
+    call->combine_plan = NULL;
 }
 
 /* First row and count of (local expert, source). */
