@@ -83,7 +83,9 @@ static void work(ep_call *call)
                            &actions);
     }
     perform(call, &actions);
-    ep_call_tell_tokens(call); /* behind what keeps nodes busy */
+    if (call->deliver || call->state.phase == EP_CALL_RUNNING) { /* else: a cancel between runs */
+        ep_call_tell_tokens(call);                               /* behind what keeps nodes busy */
+    }
     pthread_mutex_lock(&call->lock);
 }
 

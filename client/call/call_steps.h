@@ -71,17 +71,6 @@ static inline size_t ep_call_window_slots(const ep_call *call)
     return call->window_slots_bytes / sizeof(*call->window_slots) / EP_CALL_WINDOWS;
 }
 
-/* The slot's row came with this frame, and not with another that has the slot too. Frames of node
- * sums are sent again as a whole or not at all: of two, one counts. */
-static inline bool ep_call_frame_has_row(const ep_call *call, const ep_call_frame *frame,
-                                         uint32_t index)
-{
-    size_t row_bytes =
-        (size_t)call->spec.batch.hidden * ep_dtype_bytes(call->spec.batch.wire_dtype);
-    return call->spec.batch.node_sum ||
-           call->rows[frame->slots[index]] == frame->rows + index * row_bytes;
-}
-
 /* What a slot is, by its number; *out_expert as ep_batch_slot. */
 static inline ep_slot_kind ep_call_slot(const ep_call *call, uint32_t number, uint32_t *out_expert)
 {

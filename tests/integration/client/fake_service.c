@@ -12,8 +12,10 @@
 #include "coordinator.pb-c.h"
 #include "expert.pb-c.h"
 #include "moe/convert.h"
+#include "moe/quantize.h"
 #include "wire/forward_codec.h"
 #include "wire/placement_codec.h"
+#include "wire/reply_layout.h"
 
 #define OWNED_MAX 4096
 
@@ -131,20 +133,28 @@ static void compute(job *j, const ep_forward_view *view, fake_fault fault)
 {
     ep_buffer *tensors = NULL;
     uint32_t slots = view->slots - (fault == FAKE_SHORT_REPLY ? 1 : 0);
-    size_t row_bytes = view->hidden * ep_dtype_bytes(view->reply_dtype);
-    size_t bytes = (size_t)slots * row_bytes;
+    ep_reply_layout at;
+    ep_reply_layout_make(slots, view->hidden, view->reply_dtype, view->reply_quant, &at);
     float *x = malloc(view->hidden * sizeof(*x));
-    must(ep_buffer_acquire(ep_rpc_call_incoming(j->call)->pool, bytes + 1, &tensors), NULL,
+    uint8_t *plain = malloc(view->hidden * ep_dtype_bytes(view->reply_dtype));
+    must(ep_buffer_acquire(ep_rpc_call_incoming(j->call)->pool, at.total_bytes + 1, &tensors), NULL,
          "reply buffer");
-    tensors->bytes = fault == FAKE_WRONG_BYTES ? bytes - row_bytes : bytes;
+    memset(tensors->data, 0, at.total_bytes);
+    tensors->bytes = at.total_bytes - (fault == FAKE_WRONG_BYTES ? at.row_bytes : 0);
     for (uint32_t s = 0; s < slots; s++) {
         float *row = row_of(view, view->wire_slots[s].row, x);
         for (uint32_t h = 0; view->weight_on_input && h < view->hidden; h++) {
             row[h] = row[h] * view->slot_scales[s];
         }
+        uint8_t *to = tensors->data + s * at.row_bytes;
         fake_expert(view->wire_slots[s].expert, row, view->hidden, view->reply_dtype,
-                    tensors->data + s * row_bytes);
+                    at.scale_row_bytes == 0 ? to : plain);
+        if (at.scale_row_bytes != 0) {
+            ep_row_quantize_i8_blocks(plain, view->reply_dtype, view->hidden, (int8_t *)to,
+                                      tensors->data + at.scales_offset + s * at.scale_row_bytes);
+        }
     }
+    free(plain);
     free(x);
     Expertd__V1__ForwardReply reply = EXPERTD__V1__FORWARD_REPLY__INIT;
     reply.slots = slots;

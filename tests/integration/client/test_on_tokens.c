@@ -223,12 +223,19 @@ static void first_on_node_0(uint32_t tokens)
 }
 
 /* One frame a node: tokens of one node are there while another still holds its rows. */
-Test(on_tokens, decode_tells_as_replies_land)
+static void expect_as_replies_land(ep_moe_combine_quant quant)
 {
     HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .experts = 4);
-    fake_node_set_fault(h.nodes[1], FAKE_HANG, EP_OK, 0);
     open_batch(30, EP_MOE_DECODE);
     first_on_node_0(20);
+    b.args.combine_quant = quant;
+    if (quant != EP_MOE_COMBINE_PLAIN) { /* the bits to be are those of a call that is not told */
+        b.args.on_tokens = NULL;
+        ASSERT_OK(run(0), result.error);
+        memcpy(b.expected, b.out, (size_t)b.tokens * b.hidden * 2);
+        b.args.on_tokens = on_tokens;
+    }
+    fake_node_set_fault(h.nodes[1], FAKE_HANG, EP_OK, 0);
     ASSERT_OK(ep_moe_forward_async(h.client, &b.args, &b.out_tensor, on_done, &t, &call, &error),
               error);
     sem_wait(&t.more);
@@ -240,6 +247,16 @@ Test(on_tokens, decode_tells_as_replies_land)
     cr_expect_eq(t.tokens, 30u);
     cr_expect_eq(t.ranges, 2u);
     cr_expect(batch_equal(&b));
+}
+
+Test(on_tokens, decode_tells_as_replies_land)
+{
+    expect_as_replies_land(EP_MOE_COMBINE_PLAIN);
+}
+
+Test(on_tokens, decode_tells_as_quantised_replies_land)
+{
+    expect_as_replies_land(EP_MOE_COMBINE_INT8);
 }
 
 static void begin_another(void *arg, ep_call *own_call, uint32_t first, uint32_t count)
@@ -328,6 +345,27 @@ Test(on_tokens, a_cancel_in_the_last_range_comes_too_late)
     }
     open_batch(8, EP_MOE_DECODE); /* nor does it end the call that has the place next */
     ASSERT_OK(run(0), result.error);
+}
+
+/* Neither a call that never ran nor one whose newest begin was refused has tokens to tell of. */
+Test(on_tokens, a_cancel_between_runs_tells_of_nothing)
+{
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 1);
+    open_batch(8, EP_MOE_DECODE);
+    ASSERT_OK(ep_call_create(h.client, &b.args, &b.out_tensor, &call, &error), error);
+    ep_call_cancel(call);
+    for (uint32_t tokens = 8; tokens > 0; tokens -= 4) {
+        t.tokens = 0;
+        ASSERT_OK(ep_call_begin(call, tokens, &error), error);
+        ASSERT_OK(ep_call_finish(call, &result), result.error);
+        cr_expect_eq(t.tokens, tokens);
+    }
+    b.ids[15] = INT32_MIN;
+    cr_expect_eq(ep_call_begin(call, 8, &error), EP_ERR_INVALID_ARGUMENT);
+    ep_call_cancel(call);
+    ep_call_destroy(call);
+    harness_close(&h); /* waits for what was handed to a thread */
+    cr_expect_eq(t.tokens, 4u);
 }
 
 Test(on_tokens, after_an_error_the_tokens_told_of_stay)
