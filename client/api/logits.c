@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/float_env.h"
 #include "base/struct_size.h"
 #include "common/args.h"
 #include "base/clock.h"
@@ -87,7 +88,7 @@ static ep_err check_layer(ep_view *taken_view, const ep_moe_args *args, const ep
  * A token's logits by the call's NaN policy. -inf is a mask and stays. false: pass, and there is a
  * NaN or +inf, so the gate sees zeros and the token's weights become NaN.
  */
-static bool repair_logits(ep_moe_nan policy, float *row, size_t experts)
+static EP_FLOAT_WORK bool repair_logits(ep_moe_nan policy, float *row, size_t experts)
 {
     double sum = 0.0;
     size_t finite = 0;
@@ -141,7 +142,9 @@ static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const 
                    (const uint8_t *)logits->data + (int64_t)t * logits->stride_bytes[0],
                    row * sizeof(float));
             /* one without a choice does not count in the load */
+            const ep_float_env env = ep_float_env_begin();
             buffers->active[t] = repair_logits(args->nan_policy, buffers->logits + t * row, row);
+            ep_float_env_end(env);
         }
     }
     ep_gate_config plain = *gate;

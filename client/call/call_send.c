@@ -460,7 +460,11 @@ static void route_window_by_slot(ep_call *call, uint32_t window, ep_call_actions
 static ep_err claim_window(ep_call *call, ep_call_window *window, ep_error *out_error)
 {
     ep_client *client = call->client;
-    uint64_t slots = (uint64_t)(window->end - window->begin) * call->slots_per_token;
+    /* Small first windows claim as much as those that follow, which so find their room. */
+    const uint32_t all = call->spec.batch.tokens;
+    const uint32_t most = call->flow.window_tokens < all ? call->flow.window_tokens : all;
+    const uint32_t tokens = call->flow.first_tokens < most ? most : window->end - window->begin;
+    uint64_t slots = (uint64_t)tokens * call->slots_per_token;
     uint64_t bytes = ep_flow_claim_bytes(&call->flow, slots, call->at.view->table->nodes_count);
     uint64_t kept = bytes < call->kept_bytes ? bytes : call->kept_bytes;
     uint64_t more = bytes - kept;

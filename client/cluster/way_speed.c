@@ -49,13 +49,14 @@ void ep_way_speed_add(ep_way_speed *speed, uint64_t bytes, double took_us)
         store(&speed->us_per_byte, per_byte * exp(step * share));
     }
     if (samples < SAMPLES_EARLY) {
-        __atomic_store_n(&speed->samples, samples + 1, __ATOMIC_RELAXED);
+        __atomic_store_n(&speed->samples, samples + 1, __ATOMIC_RELEASE); /* after its times */
     }
 }
 
 void ep_way_speed_read(const ep_way_speed *speed, struct ep_host_way *out_way)
 {
+    const uint32_t samples = __atomic_load_n(&speed->samples, __ATOMIC_ACQUIRE);
     *out_way = (ep_host_way){.round_trip_us = load(&speed->round_trip_us),
                              .us_per_byte = load(&speed->us_per_byte),
-                             .samples = __atomic_load_n(&speed->samples, __ATOMIC_RELAXED)};
+                             .samples = samples};
 }

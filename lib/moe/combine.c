@@ -259,21 +259,26 @@ void ep_combine_quantized(const ep_batch *batch, const ep_layer_shape *shape,
     ep_float_env_end(env);
 }
 
-static bool find_in_token(const ep_batch *batch, const ep_layer_shape *shape, const sent_rows *rows,
-                          uint32_t token, float *wide, ep_nonfinite *out_found)
+static EP_FLOAT_WORK bool find_in_token(const ep_batch *batch, const ep_layer_shape *shape,
+                                        const sent_rows *rows, uint32_t token, token_scratch *s,
+                                        ep_nonfinite *out_found)
 {
     uint32_t slots = ep_batch_slots_per_token(batch, shape);
     for (uint32_t k = 0; k < slots; k++) {
         uint32_t expert;
+        const float *row = s->row;
         sent_row sent = row_at(rows, (size_t)token * slots + k);
         ep_slot_kind kind = ep_batch_slot(batch, shape, token, k, &expert);
-        if ((kind != EP_SLOT_ROUTED && kind != EP_SLOT_SHARED) || sent.row == NULL) {
+        if (kind == EP_SLOT_CONST) {
+            row = special_row(batch, token, kind, expert, s);
+        } else if ((kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) && sent.row != NULL) {
+            widen_sent(batch, sent, s->row);
+        } else {
             continue;
         }
-        widen_sent(batch, sent, wide);
         for (uint32_t i = 0; i < batch->hidden; i++) {
-            if (!isfinite(wide[i])) {
-                *out_found = (ep_nonfinite){token, k, i, wide[i]};
+            if (!isfinite(row[i])) {
+                *out_found = (ep_nonfinite){token, k, i, row[i]};
                 return true;
             }
         }
@@ -287,10 +292,14 @@ bool ep_combine_find_nonfinite(const ep_batch *batch, const ep_layer_shape *shap
                                ep_nonfinite *out_found)
 {
     sent_rows sent = {rows, row_scales};
+    token_scratch s = split_scratch(scratch, batch->hidden);
     bool found = false;
+    const ep_float_env env = ep_float_env_begin();
     for (uint32_t t = token_begin; t < token_end && !found; t++) {
-        found = ep_batch_token_active(batch, t) &&
-                find_in_token(batch, shape, &sent, t, scratch, out_found);
+        s.has_x = false;
+        found =
+            ep_batch_token_active(batch, t) && find_in_token(batch, shape, &sent, t, &s, out_found);
     }
+    ep_float_env_end(env);
     return found;
 }

@@ -20,9 +20,10 @@
  *            still multiplied by w.
  * Not finite  rows_policy zero and mean repair experts' rows, and rows of constant experts, on the
  *            way in, values of wire_dtype; a caller with reject looks with
- * ep_combine_find_nonfinite first. Not for node sums. Out        combined, partial: [T,H] of
- * out_dtype. uncombined: [T,K,H] of out_dtype: row(t,k) converted; inactive slots 0. Inactive
- * tokens give zero rows. Shared rows and the caller's shared tensor have no place in uncombined.
+ * ep_combine_find_nonfinite first. Not for node sums.
+ * Out        combined, partial: [T,H] of out_dtype. uncombined: [T,K,H] of out_dtype: row(t,k)
+ *            converted; inactive slots 0. Inactive tokens give zero rows. Shared rows and the
+ *            caller's shared tensor have no place in uncombined.
  * Threads    pure; distinct token ranges may run at once.
  */
 #ifndef EP_MOE_COMBINE_H

@@ -442,4 +442,15 @@ Test(combine, the_first_element_that_is_not_finite_is_named)
     s.ids[1] = -1; /* inactive: its row is not looked at */
     cr_expect(
         !ep_combine_find_nonfinite(&s.batch, &s.shape, s.row_of, NULL, 0, 1, scratch, &found));
+    /* A constant expert's row is made here, of x and its table. */
+    float x[NAN_HIDDEN] = {0};
+    float table[3][NAN_HIDDEN] = {{0}, {0}, {0, 0, INFINITY}};
+    s.batch.special.const_count = 1;
+    s.batch.special.const_alpha1 = (ep_rows){table[0], sizeof(table[0]), EP_DTYPE_F32};
+    s.batch.special.const_alpha2 = (ep_rows){table[1], sizeof(table[1]), EP_DTYPE_F32};
+    s.batch.special.const_v = (ep_rows){table[2], sizeof(table[2]), EP_DTYPE_F32};
+    s.batch.x = (ep_rows){x, sizeof(x), EP_DTYPE_F32};
+    s.ids[1] = (int32_t)s.shape.experts;
+    cr_assert(ep_combine_find_nonfinite(&s.batch, &s.shape, s.row_of, NULL, 0, 1, scratch, &found));
+    cr_expect(found.slot == 1);
 }
