@@ -15,27 +15,31 @@ void ep_strided_begin(ep_strided *strided)
     strided->parts_count = 0;
 }
 
-/* In the form that ep_tensor_check takes, or wrong in a way that it names. */
-static bool is_left_alone(const ep_tensor *tensor)
+/* Absent, empty, or wrong in a way that ep_tensor_check names. */
+static bool is_nothing(const ep_tensor *tensor)
 {
-    if (tensor->rank == 0 || tensor->rank > EP_TENSOR_RANK_MAX || tensor->data == NULL ||
-        tensor->memory != EP_MEMORY_HOST || tensor->struct_bytes != sizeof(*tensor) ||
-        ep_dtype_bytes(tensor->dtype) == 0) {
-        return true;
+    bool is_wrong = tensor->rank == 0 || tensor->rank > EP_TENSOR_RANK_MAX ||
+                    tensor->data == NULL || tensor->memory != EP_MEMORY_HOST ||
+                    tensor->struct_bytes != sizeof(*tensor) || ep_dtype_bytes(tensor->dtype) == 0;
+    for (uint32_t i = 0; !is_wrong && i < tensor->rank; i++) {
+        is_wrong = tensor->shape[i] <= 0 || tensor->shape[i] > UINT32_MAX;
     }
-    bool is_dense = true;
+    return is_wrong;
+}
+
+/* In the form that ep_tensor_check takes. */
+static bool is_dense(const ep_tensor *tensor)
+{
+    bool is_all = true;
     int64_t step = (int64_t)ep_dtype_bytes(tensor->dtype);
     for (uint32_t i = tensor->rank; i-- > 0;) {
-        if (tensor->shape[i] <= 0 || tensor->shape[i] > UINT32_MAX) {
-            return true;
-        }
         bool is_row = i == 0 && tensor->rank > 1; /* rows may lie anywhere, one after the other */
         bool is_good = is_row && tensor->rank == 2 ? tensor->stride_bytes[i] >= 0
                                                    : tensor->stride_bytes[i] == step;
-        is_dense = is_dense && (is_good || tensor->shape[i] == 1);
+        is_all = is_all && (is_good || tensor->shape[i] == 1);
         step = (int64_t)((uint64_t)tensor->stride_bytes[i] * (uint64_t)tensor->shape[i]);
     }
-    return is_dense;
+    return is_all;
 }
 
 static uint64_t distance(int64_t stride)
@@ -71,7 +75,7 @@ static bool overlaps(const ep_tensor *tensor)
 ep_err ep_strided_add(ep_strided *strided, const char *name, ep_tensor *tensor, uint32_t ways,
                       ep_error *out_error)
 {
-    if (is_left_alone(tensor)) {
+    if (is_nothing(tensor)) {
         return EP_OK;
     }
     if ((ways & EP_STAGE_OUT) != 0 && overlaps(tensor)) {
@@ -79,6 +83,9 @@ ep_err ep_strided_add(ep_strided *strided, const char *name, ep_tensor *tensor, 
                             "%s has strides with which elements share a place: allowed only in "
                             "what is read",
                             name);
+    }
+    if (is_dense(tensor)) {
+        return EP_OK;
     }
     EP_ASSERT(strided->parts_count < EP_STAGE_PARTS_MAX);
     strided->parts[strided->parts_count++] =

@@ -192,18 +192,31 @@ static bool play(const oracle_case *c, uint32_t rank, ep_group *group, layout l,
 }
 
 /* Before anything is sent, so that the others need not know. */
-static bool refuses_overlap(const oracle_case *c, uint32_t rank, ep_group *group, ep_error *error)
+static bool refuses_stride(const oracle_case *c, uint32_t rank, ep_group *group, uint32_t dimension,
+                           int64_t stride, ep_error *error)
 {
     rank_call call;
     size_t bytes;
     ep_group_plan *plan = NULL;
     rank_call_init(&call, c, rank, 2);
-    call.dispatch.expand_x.stride_bytes[1] = 0;
+    call.dispatch.expand_x.stride_bytes[dimension] = stride;
     ep_err err = ep_moe_dispatch_prepare(group, &call.dispatch, &bytes, &plan, error);
     ep_group_plan_destroy(plan);
     rank_call_free(&call);
-    return c->hidden == 1 || (err == EP_ERR_INVALID_ARGUMENT &&
-                              strstr(error->text, "expand_x has strides with which") != NULL);
+    bool good = err == EP_ERR_INVALID_ARGUMENT &&
+                strstr(error->text, "expand_x has strides with which") != NULL;
+    if (!good) {
+        fprintf(stderr, "expand_x, stride %lld in dimension %u: taken\n", (long long)stride,
+                dimension);
+    }
+    return good;
+}
+
+static bool refuses_overlap(const oracle_case *c, uint32_t rank, ep_group *group, ep_error *error)
+{
+    return (c->hidden == 1 || refuses_stride(c, rank, group, 1, 0, error)) &&
+           refuses_stride(c, rank, group, 0, 0, error) && /* all rows at one place */
+           (c->hidden == 1 || refuses_stride(c, rank, group, 0, (int64_t)c->hidden - 1, error));
 }
 
 static void run_rank(void *arg, uint32_t rank, ep_group *group)
