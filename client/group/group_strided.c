@@ -184,7 +184,10 @@ void ep_strided_copy(const ep_strided *strided, uint32_t way, size_t rows_max)
         if ((part->ways & EP_STAGE_ROWS) != 0 && (uint64_t)rows > rows_max) {
             rows = (int64_t)rows_max;
         }
-        if ((part->ways & way) != 0) {
+        /* of such the operator may write a part: the rest stays what it is */
+        const bool is_kept =
+            way == EP_STAGE_IN && part->sparse.rank == 1 && (part->ways & EP_STAGE_OUT) != 0;
+        if ((part->ways & way) != 0 || is_kept) {
             copy_part(&part->sparse, strided->memory + part->offset, rows, way == EP_STAGE_OUT);
         }
     }

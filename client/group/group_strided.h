@@ -33,7 +33,8 @@ ep_err ep_strided_add(ep_strided *strided, const char *name, ep_tensor *tensor, 
 /* Makes dense tensors of those that were added. Errors: NO_MEMORY. */
 ep_err ep_strided_place(ep_strided *strided, ep_error *out_error);
 /* Copies those of a way: inputs to the dense memory, EP_STAGE_OUT back; of parts with EP_STAGE_ROWS
- * the first rows_max rows. */
+ * the first rows_max rows. With inputs go results of one dimension, of which the operator may write
+ * a part. */
 void ep_strided_copy(const ep_strided *strided, uint32_t way, size_t rows_max);
 void ep_strided_fini(ep_strided *strided);
 

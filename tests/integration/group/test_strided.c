@@ -157,15 +157,26 @@ typedef struct world {
     bool failed;
 } world;
 
-/* Rows that nothing came for are as they were. */
-static bool spare_is_untouched(const ep_tensor *expand_x)
+/* What nothing came for is as it was: rank_call fills its memory so. */
+static bool spare_is_untouched(const ep_moe_dispatch_args *d)
 {
-    const size_t row = (size_t)expand_x->shape[1] * ep_dtype_bytes(expand_x->dtype);
-    const uint8_t *end = (const uint8_t *)expand_x->data + (size_t)expand_x->shape[0] * row;
-    for (const uint8_t *at = end - SPARE_ROWS * row; at < end; at++) {
-        if (*at != 0xa5) {
-            fprintf(stderr, "expand_x: more rows were written than came\n");
-            return false;
+    const ep_tensor *x = &d->expand_x;
+    const size_t row = (size_t)x->shape[1] * ep_dtype_bytes(x->dtype);
+    const uint8_t *rows_end = (const uint8_t *)x->data + (size_t)x->shape[0] * row;
+    const int32_t *info = d->assist_info_for_combine.data;
+    const int32_t *seal = info + d->assist_info_for_combine.shape[0] - 16;
+    const struct {
+        const char *name;
+        const void *begin;
+        const void *end;
+    } spares[] = {{"expand_x", rows_end - SPARE_ROWS * row, rows_end},
+                  {"assist_info_for_combine", info + 3 * seal[1], seal}}; /* a triple per row */
+    for (size_t i = 0; i < 2; i++) {
+        for (const uint8_t *at = spares[i].begin; at < (const uint8_t *)spares[i].end; at++) {
+            if (*at != 0xa5) {
+                fprintf(stderr, "%s: more was written than came\n", spares[i].name);
+                return false;
+            }
         }
     }
     return true;
@@ -179,7 +190,7 @@ static bool play(const oracle_case *c, uint32_t rank, ep_group *group, layout l,
     lay_out_dispatch(&all, &call.dispatch, l);
     bool good = rank_call_dispatch(&call, group, error) == EP_OK;
     good = take_back(&all) && good && rank_call_check_dispatch(&call) &&
-           spare_is_untouched(&call.dispatch.expand_x);
+           spare_is_untouched(&call.dispatch);
     if (good) {
         rank_call_experts(&call);
         lay_out_combine(&all, &call, l);
