@@ -26,8 +26,6 @@ try:
     import torch
     import torch.nn.functional as F
     from transformers import AutoModelForCausalLM, PreTrainedModel
-    from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 except ImportError as error:
     raise ImportError(f"expertd.hf needs torch and transformers 5 ({error}): pip install expertd[hf]") from error
 
@@ -35,7 +33,6 @@ from . import _client, errors
 
 __all__ = ["Service", "from_pretrained", "offload"]
 
-_IMPLEMENTATION = "expertd"
 _LOOK_SECONDS = 0.2  # between two looks at a service that still loads
 _WIRE = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 _ELSEWHERE = re.compile("Vision|Visual|Audio|Talker")  # parts of multimodal models that no service has
@@ -102,7 +99,7 @@ class _Kind:
     shape: Callable[[Any], Tuple[int, int, int]]
     activation: Callable[[Any], Callable[[Any, Any], Any]]
     drop: Tuple[str, ...]
-    forward: Optional[Callable[..., Any]] = _standard
+    forward: Callable[..., Any] = _standard
     options: Callable[[Any], Dict[str, Any]] = lambda module: {}
 
 
@@ -130,7 +127,7 @@ def _down(module: Any) -> Tuple[int, int, int]:
     return (e, columns, rows) if getattr(module, "is_transposed", False) else (e, rows, columns)
 
 
-_DECORATED = _Kind(_down, _of_decorated, ("*",), None)  # transformers calls what is registered with it
+_DECORATED = _Kind(_down, _of_decorated, ("*",))
 _KINDS = {
     "DbrxExperts": _Kind(
         lambda m: (m.num_experts, m.hidden_size, m.ffn_hidden_size),
@@ -191,9 +188,19 @@ _keys = itertools.count(1)
 _layers: "weakref.WeakValueDictionary[int, _Layer]" = weakref.WeakValueDictionary()
 
 
-class _Layer:
-    """An MoE layer whose weights are on the service; copies of a model share it. Called with x [T,H] bf16, f16 or f32,
-    ids [T,K] and weights [T,K] it gives [T,H] of x's type, on x's device."""
+class _Shared:
+    """What copies of a model share."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a model with experts on a service is not pickled: call expertd.hf.from_pretrained there")
+
+
+class _Layer(_Shared):
+    """An MoE layer whose weights are on the service. Called with x [T,H] bf16, f16 or f32, ids [T,K] and weights [T,K]
+    it gives [T,H] of x's type, on x's device."""
 
     def __init__(self, module: Any, kind: _Kind):
         self.name = type(module).__name__
@@ -204,12 +211,6 @@ class _Layer:
         self.number = -1
         self.key = next(_keys)
         _layers[self.key] = self
-
-    def __deepcopy__(self, memo: Any) -> "_Layer":
-        return self
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a model with experts on a service is not pickled: call expertd.hf.from_pretrained there")
 
     def __call__(self, x: Any, ids: Any, weights: Any) -> Any:
         wants_gradient = torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad)
@@ -251,18 +252,6 @@ def _refuse_backward(context: Any, gradient: Any) -> Any:
 _experts.register_autograd(_refuse_backward)
 
 
-def _interface(module: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """What transformers calls for experts_implementation="expertd": (module, x, ids, weights)."""
-    layer = vars(module).get("expertd_layer")
-    if layer is None:  # experts of a part that no service has
-        return type(module).forward.__wrapped__(module, x, *args, **kwargs)
-    return layer(x, *args, *kwargs.values())
-
-
-ALL_EXPERTS_FUNCTIONS.register(_IMPLEMENTATION, _interface)
-ALL_FP8_EXPERTS_FUNCTIONS.register(_IMPLEMENTATION, _interface)  # what takes the place of experts in fp8
-
-
 def _drop(module: Any, name: str) -> None:
     """A parameter or submodule; with "*" at the end all that begin so, "*" alone: all parameters."""
     parent, _, last = name.rpartition(".")
@@ -280,8 +269,7 @@ def _strip(module: Any, kind: _Kind, layer: _Layer) -> None:
         if part is module or not any(True for _ in part.parameters()):
             part._is_hf_initialized = True  # else the loader gives values to what is dropped
     module.expertd_layer = layer
-    if kind.forward is not None:
-        module.forward = types.MethodType(kind.forward, module)
+    module.forward = types.MethodType(kind.forward, module)  # whatever experts_implementation says
 
 
 # ---- what both sides must agree on ----
@@ -390,7 +378,7 @@ def _bar(progress: bool, what: str) -> Any:
     return tqdm(desc=what, unit="layer", leave=False) if progress else None
 
 
-class Service:
+class Service(_Shared):
     """model.expertd: where a model's experts are.
 
     client            the expertd.Client
@@ -402,12 +390,6 @@ class Service:
         self.url, self.model_name, self.version = experts, model_name, version
         self.client = _client.Client(experts, **{"wait": None, "deadline": deadline, **(options or {})})
         self.started, self.seconds_to_ready = time.monotonic(), float("nan")
-
-    def __deepcopy__(self, memo: Any) -> "Service":
-        return self
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a model with experts on a service is not pickled: call expertd.hf.from_pretrained there")
 
     def forward(self, layer: int, x: Any, ids: Any, weights: Any, **more: Any) -> Any:
         """expertd.Client.forward for this model; shared experts stay with the caller."""
@@ -519,7 +501,6 @@ def offload(
         raise
     for _, module, layer in found:
         _strip(module, _kind_of(module), layer)
-    model.set_experts_implementation(_IMPLEMENTATION)
     model.expertd = service
     return model
 
@@ -570,15 +551,11 @@ def from_pretrained(
 
     All others, and errors, as offload has them. The checkpoint here may lack the experts' tensors.
     """
-    if "experts_implementation" in options:
-        raise TypeError("experts_implementation is an argument: here it is always 'expertd'")
     wants_info = options.pop("output_loading_info", False)
     service = Service(experts, model_name, version, deadline, client)
     try:
         with _Stripping():
-            model, info = model_class.from_pretrained(
-                path, experts_implementation=_IMPLEMENTATION, output_loading_info=True, **options
-            )
+            model, info = model_class.from_pretrained(path, output_loading_info=True, **options)
         found = [(p, m, vars(m)["expertd_layer"]) for p, m in model.named_modules() if "expertd_layer" in vars(m)]
         if not found:
             raise ValueError(f"{type(model).__name__} has no experts that expertd.hf knows")
