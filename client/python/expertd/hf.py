@@ -33,6 +33,7 @@ from . import _client, errors
 
 __all__ = ["Service", "from_pretrained", "offload"]
 
+_ROWS_MAX = 16384  # of one call: fewer than the service allows
 _LOOK_SECONDS = 0.2  # between two looks at a service that still loads
 _WIRE = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 _ELSEWHERE = re.compile("Vision|Visual|Audio|Talker")  # parts of multimodal models that no service has
@@ -223,13 +224,15 @@ def _run(layer: _Layer, x: Any, ids: Any, weights: Any) -> Any:
     if layer.service is None:
         raise RuntimeError(f"{layer.name}: its experts are on no service: expertd.hf.offload(model, url) names one")
     if x.dtype not in _WIRE:
-        raise TypeError(f"layer {layer.number}: x has type {x.dtype}: allowed are {', '.join(map(str, _WIRE))}")
+        allowed = ", ".join(map(str, _WIRE))
+        raise TypeError(f"layer {layer.number}: x has type {x.dtype}: allowed are {allowed}: load with such a dtype=")
     if x.numel() == 0:
         return torch.empty_like(x)
     rows, ids, weights = (t.detach().reshape(-1, t.shape[-1]).to("cpu").contiguous() for t in (x, ids, weights))
     weights = weights if weights.dtype in (torch.float32, torch.bfloat16) else weights.float()
-    y = layer.service.forward(layer.number, rows, ids, weights, wire_dtype=_WIRE[x.dtype], **layer.options)
-    return y.view(x.shape).to(x.device)
+    parts = zip(*(t.split(_ROWS_MAX) for t in (rows, ids, weights)))
+    y = [layer.service.forward(layer.number, *part, wire_dtype=_WIRE[x.dtype], **layer.options) for part in parts]
+    return torch.cat(y).view(x.shape).to(x.device)
 
 
 @torch.library.custom_op("expertd::experts", mutates_args=())
@@ -413,9 +416,9 @@ class Service(_Shared):
                     self.model_name, self.version = served.name, served.version
                     self.seconds_to_ready = time.monotonic() - self.started
                     return served
-                if bar is not None and served:
-                    bar.total, bar.n = len(served.layers), len(whole)
-                    bar.refresh()
+                if bar is not None:
+                    bar.total, bar.n = (len(served.layers), len(whole)) if served else (None, 0)
+                    bar.set_postfix_str(last)  # why it waits
                 if time.monotonic() - self.started > wait:
                     last = f"{len(whole)} of {len(served.layers)} layers are whole" if served else last
                     raise errors.DeadlineExceeded(f"{self.url}: waited {wait} s for the experts: {last}")
@@ -445,8 +448,7 @@ class Service(_Shared):
             return chosen[0]
         there = ", ".join(f"{m.name!r} ({m.version})" for m in models)
         if not chosen:
-            asked = repr(self.model_name) if self.version is None else f"{self.model_name!r} ({self.version})"
-            raise ValueError(f"model_name is {asked}: {self.url} serves {there}")
+            raise ValueError(f"model_name is {self.model_name!r}, version {self.version!r}: {self.url} serves {there}")
         raise ValueError(f"model_name is None and {self.url} serves {there}: name one")
 
 
@@ -479,7 +481,7 @@ def offload(
     model_name  as the service calls it; None: the only one there is
     version     of expertd.Model.version; None: the default of the model when this is called
     wait        seconds for the service to have loaded every expert; progress shows it (tqdm)
-    deadline    seconds of one call, a layer of all tokens of a batch
+    deadline    seconds of one call: a layer, at most 16384 tokens
     client      further arguments of expertd.Client: {"token": ..., "tls": ...}
 
     Layer numbers, E, H, I, top-k and activation must be the service's, else ValueError names what differs, and the
@@ -491,6 +493,8 @@ def offload(
         kind = _kind_of(module)
         if kind is not None and "expertd_layer" not in vars(module):
             found.append((path, module, _Layer(module, kind)))
+    if layers_of(model):
+        raise ValueError(f"{type(model).__name__} has its experts on a service already: load it again for another")
     if not found:
         raise ValueError(f"{type(model).__name__} has no experts that expertd.hf knows")
     service = Service(experts, model_name, version, deadline, client)
@@ -554,6 +558,7 @@ def from_pretrained(
     wants_info = options.pop("output_loading_info", False)
     service = Service(experts, model_name, version, deadline, client)
     try:
+        service._look()  # a wrong name is told before the model is loaded
         with _Stripping():
             model, info = model_class.from_pretrained(path, output_loading_info=True, **options)
         found = [(p, m, vars(m)["expertd_layer"]) for p, m in model.named_modules() if "expertd_layer" in vars(m)]

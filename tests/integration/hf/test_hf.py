@@ -180,7 +180,7 @@ def check_offload(folder, tokens, values, service):
     assert torch.equal(generated(model, 1), tokens[1]), "a model that was not taken is another one"
     assert expertd.hf.offload(model, service.url, model_name="mixtral", progress=False) is model
     assert model.expertd.model_name == "mixtral" and model.expertd.version and model.expertd.seconds_to_ready > 0
-    raised(ValueError, "no experts that", expertd.hf.offload, model, service.url, model_name="mixtral", progress=False)
+    raised(ValueError, "on a service already", expertd.hf.offload, model, service.url, model_name="mixtral", progress=False)
     model.set_experts_implementation("eager")  # which is how transformers would compute what is not here
     twin = copy.deepcopy(model)
     for one in model, twin, model.to("cpu"):
@@ -192,6 +192,7 @@ def check_offload(folder, tokens, values, service):
         got = compiled(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     assert error_of(got, values) < EXACT and model.expertd.client.stats().calls == calls + tiny_models.LAYERS
     raised(TypeError, "is not pickled", torch.save, model, os.devnull)
+    check_many_rows(model)
     check_saved(model, f"{folder}-saved", tokens, service)
     check_backward(model, values)
     check_interrupt(model, values, service)
@@ -206,6 +207,15 @@ def check_saved(model, folder, tokens, service):
     assert not info["missing_keys"] and not info["unexpected_keys"], info
     assert torch.equal(generated(again, 1), tokens[1])
     again.expertd.close()
+
+
+def check_many_rows(model):
+    """More than one call takes, x not contiguous: each row is that of a call of its own."""
+    layer = expertd.hf.layers_of(model)[0]
+    x, ids = torch.randn(layer.hidden, 65537).t(), torch.randint(0, layer.experts, (65537, 3))
+    weights = torch.rand(ids.shape)
+    some = torch.tensor([0, 16383, 16384, 65536])
+    assert torch.equal(layer(x, ids, weights)[some], layer(x[some], ids[some], weights[some]))
 
 
 def check_backward(model, values):
@@ -251,7 +261,8 @@ def check_types(folder, values, service):
 
 
 def check_mistakes(c, folder, service):
-    """What the two sides do not agree on is refused by its name."""
+    """What the two sides do not agree on is refused by its name, before a model is loaded where that can be."""
+    raised(ValueError, "version 'old'", expertd.hf.from_pretrained, "/absent", service.url, version="old", progress=False)
     for what, keys in (("inner size is 32", dict(intermediate_size=32)), ("top-k is 2", dict(num_experts_per_tok=2)), ("activation is ['gelu']", dict(hidden_act="gelu")),
                        ("experts is 4", dict(num_local_experts=4)), ("in layers [0, 1]", dict(num_hidden_layers=2))):
         config = transformers.AutoConfig.from_pretrained(folder, **keys)
