@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "call/call.h"
+#include "expert.pb-c.h"
 #include "wire/gateway_codec.h"
 
 #define DESTROY_TIMEOUT_US 5000000u
@@ -144,31 +145,36 @@ ep_err ep_client_set_token(ep_client *client, const char *token, ep_error *out_e
 
 /* ---- questions ---- */
 
+/* At most half of what a time can be. */
+static uint64_t deadline_after(uint64_t timeout_us)
+{
+    return ep_clock_now_ns() + (timeout_us > UINT64_MAX / 4 / EP_NS_PER_US
+                                    ? UINT64_MAX / 4
+                                    : timeout_us * EP_NS_PER_US);
+}
+
 ep_err ep_client_wait_ready(ep_client *client, uint64_t timeout_us, ep_error *out_error)
 {
     ep_err err = ep_client_enter(client, out_error);
     if (err != EP_OK) {
         return err;
     }
-    uint64_t now_ns = ep_clock_now_ns();
-    uint64_t timeout_ns =
-        timeout_us > UINT64_MAX / 4 / EP_NS_PER_US ? UINT64_MAX / 4 : timeout_us * EP_NS_PER_US;
-    err = ep_cluster_wait_ready(client->cluster, now_ns + timeout_ns, out_error);
+    err = ep_cluster_wait_ready(client->cluster, deadline_after(timeout_us), out_error);
     ep_client_leave(client);
     return err;
 }
 
 /* The newest view, or UNAVAILABLE. */
-static ep_err enter_with_view(ep_client *client, ep_view **out_view)
+static ep_err enter_with_view(ep_client *client, ep_view **out_view, ep_error *out_error)
 {
-    ep_err err = ep_client_enter(client, NULL);
+    ep_err err = ep_client_enter(client, out_error);
     if (err != EP_OK) {
         return err;
     }
     *out_view = ep_cluster_acquire_view(client->cluster);
     if (*out_view == NULL) {
         ep_client_leave(client);
-        return EP_ERR_UNAVAILABLE;
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "no routing table yet");
     }
     return EP_OK;
 }
@@ -191,7 +197,7 @@ static uint32_t count_layers(const ep_routing_table *table, uint32_t model_index
 ep_err ep_client_model(ep_client *client, uint32_t index, ep_model_desc *out_model)
 {
     ep_view *view = NULL;
-    ep_err err = enter_with_view(client, &view);
+    ep_err err = enter_with_view(client, &view, NULL);
     if (err != EP_OK) {
         return err;
     }
@@ -235,7 +241,7 @@ ep_err ep_client_layer(ep_client *client, const char *model, const char *version
                        uint32_t layer_index, ep_layer_desc *out_layer)
 {
     ep_view *view = NULL;
-    ep_err err = enter_with_view(client, &view);
+    ep_err err = enter_with_view(client, &view, NULL);
     if (err != EP_OK) {
         return err;
     }
@@ -260,7 +266,7 @@ ep_err ep_client_layer(ep_client *client, const char *model, const char *version
 ep_err ep_client_epoch(ep_client *client, uint64_t *out_term, uint64_t *out_number)
 {
     ep_view *view = NULL;
-    ep_err err = enter_with_view(client, &view);
+    ep_err err = enter_with_view(client, &view, NULL);
     if (err != EP_OK) {
         return err;
     }
@@ -273,7 +279,7 @@ ep_err ep_client_epoch(ep_client *client, uint64_t *out_term, uint64_t *out_numb
 ep_err ep_client_read_waits(ep_client *client, uint32_t index, ep_client_node_waits *out_waits)
 {
     ep_view *view = NULL;
-    ep_err err = enter_with_view(client, &view);
+    ep_err err = enter_with_view(client, &view, NULL);
     if (err != EP_OK) {
         return err;
     }
@@ -285,6 +291,52 @@ ep_err ep_client_read_waits(ep_client *client, uint32_t index, ep_client_node_wa
     } else {
         err = EP_ERR_NOT_FOUND;
     }
+    leave_with_view(client, view);
+    return err;
+}
+
+static ep_err ask_memory(const ep_view *view, uint32_t index, uint64_t deadline_ns,
+                         ep_client_node_memory *out_memory, ep_error *out_error)
+{
+    const ep_peer *peer = view->peers[index];
+    ep_rpc_channel *channel = peer->links[EP_PEER_DECODE].channel;
+    Expertd__V1__Empty empty = EXPERTD__V1__EMPTY__INIT;
+    ProtobufCMessage *reply = NULL;
+    ep_error error;
+    ep_err err = channel == NULL ? ep_error_set(&error, EP_ERR_UNAVAILABLE,
+                                                "no connection can be made to %s", peer->url)
+                                 : ep_rpc_call_sync(channel, "expertd.v1.NodeInfo", "NodeStatus",
+                                                    &empty.base, deadline_ns, &reply, &error);
+    if (err != EP_OK) {
+        ep_error_prefix(&error, err, "node %s", view->table->nodes[index].name);
+        snprintf(error.node, sizeof(error.node), "%s", view->table->nodes[index].name);
+        if (out_error != NULL) {
+            *out_error = error;
+        }
+        return err;
+    }
+    const Expertd__V1__NodeStatusReply *status =
+        (const Expertd__V1__NodeStatusReply *)(const void *)reply;
+    ep_client_node_memory memory = {.struct_bytes = sizeof(memory),
+                                    .weight_bytes = status->weight_bytes};
+    snprintf(memory.node, sizeof(memory.node), "%s", view->table->nodes[index].name);
+    protobuf_c_message_free_unpacked(reply, NULL);
+    ep_struct_out(out_memory, &memory, sizeof(memory));
+    return EP_OK;
+}
+
+ep_err ep_client_ask_memory(ep_client *client, uint32_t index, uint64_t timeout_us,
+                            ep_client_node_memory *out_memory, ep_error *out_error)
+{
+    ep_view *view = NULL;
+    ep_err err = enter_with_view(client, &view, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    err = index < view->table->nodes_count
+              ? ask_memory(view, index, deadline_after(timeout_us), out_memory, out_error)
+              : ep_error_set(out_error, EP_ERR_NOT_FOUND, "the table has %" PRIu32 " nodes",
+                             view->table->nodes_count);
     leave_with_view(client, view);
     return err;
 }

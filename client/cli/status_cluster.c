@@ -59,18 +59,19 @@ static json_t *nodes_json(const Expertd__V1__ClusterStatusReply *cluster)
         const Expertd__V1__NodeEntry *node = cluster->nodes[i];
         json_array_append_new(
             nodes,
-            json_pack("{s:I, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:o}",
-                      "id", (json_int_t)node->node_id, "name", ep_cli_json_text(node->name), "url",
-                      ep_cli_json_text(node->url), "host", ep_cli_json_text(node->host), "state",
-                      ep_cli_json_text(node->state), "rows_served", (json_int_t)node->rows_served,
-                      "requests_failed", (json_int_t)node->requests_failed, "requests_hedged",
-                      (json_int_t)node->requests_hedged, "requests_refused",
-                      (json_int_t)node->requests_refused, "copies_to_load",
-                      (json_int_t)node->copies_to_load, "copies_to_drop",
-                      (json_int_t)node->copies_to_drop, "last_seen_ms",
-                      (json_int_t)node->last_seen_ms, "devices", (json_int_t)node->devices,
-                      "devices_lost", __builtin_popcountll(node->devices_lost), "speed",
-                      node->speed > 0 ? json_real(node->speed) : json_null()));
+            json_pack(
+                "{s:I, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:o}",
+                "id", (json_int_t)node->node_id, "name", ep_cli_json_text(node->name), "url",
+                ep_cli_json_text(node->url), "host", ep_cli_json_text(node->host), "state",
+                ep_cli_json_text(node->state), "rows_served", (json_int_t)node->rows_served,
+                "requests_failed", (json_int_t)node->requests_failed, "requests_hedged",
+                (json_int_t)node->requests_hedged, "requests_refused",
+                (json_int_t)node->requests_refused, "weight_bytes", (json_int_t)node->weight_bytes,
+                "copies_to_load", (json_int_t)node->copies_to_load, "copies_to_drop",
+                (json_int_t)node->copies_to_drop, "last_seen_ms", (json_int_t)node->last_seen_ms,
+                "devices", (json_int_t)node->devices, "devices_lost",
+                __builtin_popcountll(node->devices_lost), "speed",
+                node->speed > 0 ? json_real(node->speed) : json_null()));
     }
     return nodes;
 }
@@ -121,14 +122,15 @@ static bool print_json(const char *url, const Expertd__V1__ClusterStatusReply *c
 static bool print_nodes(const Expertd__V1__ClusterStatusReply *cluster, FILE *out)
 {
     char seen[EP_CLI_BRIEF_BYTES];
-    ep_cli_table *nodes =
-        ep_cli_table_create("NODE|STATE|3>ROWS SERVED|3>FAILED|4>SPEED|4>LAST SEEN|1HOST|2URL");
+    ep_cli_table *nodes = ep_cli_table_create(
+        "NODE|STATE|3>ROWS SERVED|3>FAILED|4>WEIGHTS|5>SPEED|5>LAST SEEN|1HOST|2URL");
     for (size_t i = 0; nodes != NULL && i < cluster->n_nodes; i++) {
         const Expertd__V1__NodeEntry *node = cluster->nodes[i];
         ep_cli_table_cell(nodes, "%s", node->name);
         ep_cli_table_cell(nodes, "%s", node->state);
         ep_cli_table_count(nodes, node->rows_served);
         ep_cli_table_count(nodes, node->requests_failed);
+        ep_cli_table_bytes(nodes, node->weight_bytes);
         ep_cli_table_cell(nodes, node->speed > 0 ? "%.2f" : "-", node->speed);
         ep_cli_table_cell(nodes, "%s",
                           ep_cli_duration_text((double)node->last_seen_ms / 1e3, seen));

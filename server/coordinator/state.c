@@ -432,6 +432,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     node->requests_failed = 0;
     node->requests_hedged = 0;
     node->requests_refused = 0;
+    node->weight_bytes = 0;
     node->speed = is_same ? node->speed : (node_speed){0};
     node->tls_expiry = 0;
     node->capacity_bytes = request->capacity_bytes;
@@ -515,6 +516,7 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     node->requests_failed = request->requests_failed;
     node->requests_hedged = request->requests_hedged;
     node->requests_refused = request->requests_refused;
+    node->weight_bytes = request->weight_bytes;
     node->tls_expiry = request->tls_expiry;
     node->devices = request->devices;
     node->devices_lost = request->devices_lost;
@@ -677,6 +679,7 @@ bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index
         .requests_failed = node->requests_failed,
         .requests_hedged = node->requests_hedged,
         .requests_refused = node->requests_refused,
+        .weight_bytes = node->weight_bytes,
         .last_seen_ns = node->last_seen_ns,
         .behind_ns = node->last_seen_ns - node->current_ns,
         .waits_to_load = node->waits_turn,

@@ -253,9 +253,10 @@ typedef struct ep_coordinator_state_node_view {
     const char *state;
     uint64_t incarnation;
     uint64_t rows_served;
-    uint64_t requests_failed; /* as in HeartbeatRequest, as the next two */
+    uint64_t requests_failed; /* as in HeartbeatRequest, as the next three */
     uint64_t requests_hedged;
     uint64_t requests_refused;
+    uint64_t weight_bytes;
     uint64_t last_seen_ns;
     uint64_t behind_ns; /* for so long it has not loaded the newest assignment */
     bool waits_to_load; /* for its turn */

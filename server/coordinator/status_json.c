@@ -116,16 +116,18 @@ static json_t *node_json(const Expertd__V1__NodeEntry *node, uint64_t experts, u
                        ? count((node->tls_expiry - unix_now) / DAY_S)
                        : json_integer(-1 - (json_int_t)((unix_now - node->tls_expiry) / DAY_S));
     }
-    return json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:o}",
-        "id", count(node->node_id), "name", text(node->name), "url", text(node->url), "host",
-        text(node->host), "state", text(node->state), "last_seen_ms", count(node->last_seen_ms),
-        "behind_ms", count(node->behind_ms), "rows_served", count(node->rows_served),
-        "requests_failed", count(node->requests_failed), "requests_hedged",
-        count(node->requests_hedged), "requests_refused", count(node->requests_refused), "experts",
-        count(experts), "copies_to_load", count(node->copies_to_load), "copies_to_drop",
-        count(node->copies_to_drop), "devices", count(node->devices), "devices_lost",
-        __builtin_popcountll(node->devices_lost), "tls_days", tls_days);
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
+                     "s:o, s:i, s:o}",
+                     "id", count(node->node_id), "name", text(node->name), "url", text(node->url),
+                     "host", text(node->host), "state", text(node->state), "last_seen_ms",
+                     count(node->last_seen_ms), "behind_ms", count(node->behind_ms), "rows_served",
+                     count(node->rows_served), "requests_failed", count(node->requests_failed),
+                     "requests_hedged", count(node->requests_hedged), "requests_refused",
+                     count(node->requests_refused), "weight_bytes", count(node->weight_bytes),
+                     "experts", count(experts), "copies_to_load", count(node->copies_to_load),
+                     "copies_to_drop", count(node->copies_to_drop), "devices", count(node->devices),
+                     "devices_lost", __builtin_popcountll(node->devices_lost), "tls_days",
+                     tls_days);
 }
 
 static json_t *nodes_json(const Expertd__V1__ClusterStatusReply *cluster,

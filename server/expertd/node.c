@@ -279,6 +279,7 @@ static void fill_report(void *arg, Expertd__V1__HeartbeatRequest *request,
     request->busy_us = jobs.busy_ns / EP_NS_PER_US;
     request->busy_work = jobs.busy_work;
     request->experts_to_load = (uint32_t)weights.pending_count;
+    request->weight_bytes = weights.resident_bytes;
     request->devices = node->devices.count;
     request->devices_lost = ep_node_devices_lost(&node->devices);
     ep_tls_watch_refusal(&node->tls_watch, texts->tls_error);

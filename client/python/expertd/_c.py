@@ -123,10 +123,14 @@ class NodeWaits(Structure):
     ]
 
 
+class NodeMemory(Structure):
+    _fields_ = [("struct_bytes", c_uint32), ("node", c_char * 128), ("weight_bytes", c_uint64)]
+
+
 STRUCTS = {
     "ep_tensor": Tensor, "ep_error": CError, "ep_client_config": ClientConfig, "ep_layer_desc": LayerDesc,
     "ep_model_desc": ModelDesc, "ep_moe_args": MoeArgs, "ep_moe_result": MoeResult, "ep_client_stats": ClientStats,
-    "ep_client_node_waits": NodeWaits
+    "ep_client_node_waits": NodeWaits, "ep_client_node_memory": NodeMemory
 }
 
 Done = CFUNCTYPE(None, c_void_p, POINTER(MoeResult))
@@ -147,6 +151,7 @@ FUNCTIONS = {
     "ep_client_epoch": (c_int, [_P, POINTER(c_uint64), POINTER(c_uint64)]),
     "ep_client_read_stats": (None, [_P, POINTER(ClientStats)]),
     "ep_client_read_waits": (c_int, [_P, c_uint32, POINTER(NodeWaits)]),
+    "ep_client_ask_memory": (c_int, [_P, c_uint32, c_uint64, POINTER(NodeMemory), POINTER(CError)]),
     "ep_moe_forward_async": (
         c_int, [_P, POINTER(MoeArgs), POINTER(Tensor), Done, c_void_p, POINTER(_P), POINTER(CError)]
     ),

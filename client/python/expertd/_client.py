@@ -759,6 +759,26 @@ class Client:
         ready = bool(models) and all(layer.copies_min > 0 for model in models for layer in model.layers)
         return Health(ready, epoch, tuple(models), tuple(nodes), self.stats())
 
+    def memory(self, timeout: float = 2.0) -> Dict[str, Optional[int]]:
+        """Bytes of experts, of all models, in the memory of each node of the table. Asks all nodes at once; None: it
+        gave no answer in timeout seconds. Errors: Unavailable before the first table."""
+        timeout_us = _microseconds("timeout", timeout)
+
+        def ask(index: int) -> Optional[Tuple[str, Optional[int]]]:
+            memory, error = _c.sized(_c.NodeMemory), _c.CError()
+            with self._use as handle:
+                code = lib.ep_client_ask_memory(handle, index, timeout_us, byref(memory), byref(error))
+            if code == 0:
+                return memory.node.decode(errors="replace"), memory.weight_bytes
+            if error.node:
+                return error.node.decode(errors="replace"), None
+            if code == errors.NotFound.code:  # the table has become shorter
+                return None
+            raise errors.from_c(error)
+
+        answers = self._pool.map(ask, range(len(self.health().nodes) or 1))
+        return dict(answer for answer in answers if answer is not None)
+
     def stats(self) -> Stats:
         stats = _c.sized(_c.ClientStats)
         with self._use as handle:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import sys
 import threading
 import time
 import types
@@ -387,6 +388,7 @@ class Service(_Shared):
     client            the expertd.Client
     model_name, version  what is asked for in each call; another version of the same name is not taken in silence
     seconds_to_ready  from the first try until every expert was served
+    client.memory()   bytes of experts that each node holds
     """
 
     def __init__(self, experts: str, model_name: Optional[str], version: Optional[str], deadline: float, options: Any):
@@ -404,6 +406,12 @@ class Service(_Shared):
     def close(self) -> None:
         self.client.close()
 
+    def _tell(self, bar: Any) -> None:
+        """One line that stays: how long it took, and what each node holds."""
+        held = self.client.memory()
+        nodes = ", ".join(f"{node} {'-' if n is None else bar.format_sizeof(n, 'B')}" for node, n in held.items())
+        bar.write(f"experts at {self.url}: ready after {self.seconds_to_ready:.1f} s; in memory: {nodes}", file=sys.stderr)
+
     def wait_ready(self, wait: float, progress: bool) -> _client.Model:
         """Until each expert of the model is served, at most wait seconds; shows how many layers are. Errors: ValueError
         (no such model, or several and none named), errors.DeadlineExceeded with the last report."""
@@ -415,6 +423,8 @@ class Service(_Shared):
                 if served and len(whole) == len(served.layers):
                     self.model_name, self.version = served.name, served.version
                     self.seconds_to_ready = time.monotonic() - self.started
+                    if bar is not None:
+                        self._tell(bar)
                     return served
                 if bar is not None:
                     bar.total, bar.n = (len(served.layers), len(whole)) if served else (None, 0)

@@ -461,6 +461,18 @@ typedef struct ep_client_node_waits {
 EP_API ep_err ep_client_read_waits(ep_client *client, uint32_t index,
                                    ep_client_node_waits *out_waits);
 
+typedef struct ep_client_node_memory {
+    uint32_t struct_bytes;
+    char node[128];
+    uint64_t weight_bytes; /* experts in its memory, of all models, in the form it computes with */
+} ep_client_node_memory;
+/* Asks the newest table's node at index and waits for its answer, up to timeout_us (longer than 5 s
+ * may keep ep_client_destroy from its work); not from a callback. NOT_FOUND past the end,
+ * UNAVAILABLE before the first table. A node without an answer: out_error names it in its field
+ * node, with DEADLINE_EXCEEDED or what stands between it and us. */
+EP_API ep_err ep_client_ask_memory(ep_client *client, uint32_t index, uint64_t timeout_us,
+                                   ep_client_node_memory *out_memory, ep_error *out_error);
+
 /* "0.1.0" */
 EP_API const char *ep_version(void);
 

@@ -6,7 +6,7 @@ node is killed in the middle.
 test_hf.py BUILD SOURCE families [DIRECTORY..]
 test_hf.py BUILD SOURCE cases
 test_hf.py BUILD SOURCE memory [LAYERS]"""
-import copy, json, os, signal, subprocess, sys, threading, time
+import contextlib, copy, io, json, os, re, signal, subprocess, sys, threading, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BUILD, SOURCE, WHAT, WANTED = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
@@ -277,12 +277,14 @@ def check_wait(c, folder):
     """A cluster that is still loading: the wait ends with it, or says what it waited for."""
     url = c.coordinator("--min-nodes=1", name="later")["rpc_url"]
     raised(expertd.errors.DeadlineExceeded, "waited 0.3 s for the experts", expertd.hf.from_pretrained, folder, url, wait=0.3, progress=False)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(expertd.hf.from_pretrained(folder, url)))
-    thread.start()
-    c.daemon("late", f"{BUILD}/server/expertd/expertd", "--node-name=late", f"--coordinator-url={url}", f"--model=mixtral={folder}")
-    thread.join()
+    found, shown = [], io.StringIO()
+    with contextlib.redirect_stderr(shown):
+        thread = threading.Thread(target=lambda: found.append(expertd.hf.from_pretrained(folder, url)))
+        thread.start()
+        c.daemon("late", f"{BUILD}/server/expertd/expertd", "--node-name=late", f"--coordinator-url={url}", f"--model=mixtral={folder}")
+        thread.join()
     assert found and found[0].expertd.model_name == "mixtral"
+    assert re.search(rf"experts at {url}: ready after \d+\.\d s; in memory: late \d+(\.\d+)?MB\n", shown.getvalue()), shown.getvalue()
     found[0].expertd.close()
 
 

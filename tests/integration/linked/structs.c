@@ -86,14 +86,17 @@ static void describe(ep_client *client)
     ep_model_desc *model = NEW(ep_model_desc);
     ep_layer_desc *layer = NEW(ep_layer_desc);
     ep_client_node_waits *waits = NEW(ep_client_node_waits);
+    ep_client_node_memory *memory = NEW(ep_client_node_memory);
     ep_client_stats *stats = NEW(ep_client_stats);
     model->struct_bytes = sizeof(*model);
     layer->struct_bytes = sizeof(*layer);
     waits->struct_bytes = sizeof(*waits);
+    memory->struct_bytes = sizeof(*memory);
     stats->struct_bytes = sizeof(*stats);
     NEED(ep_client_model(client, 0, model));
     NEED(ep_client_layer(client, model->name, NULL, 2, layer));
     NEED(ep_client_read_waits(client, 0, waits));
+    NEED(ep_client_ask_memory(client, 0, 60000000, memory, &error));
     ep_client_read_stats(client, stats);
     printf("model %s, layer %u, hidden %u, experts %u, calls %d\n", model->name, layer->layer,
            layer->hidden, layer->experts, (int)stats->calls);

@@ -14,7 +14,7 @@ EVIL = "<img/src=x/onerror=document.title=1>"  # names have no blanks
 NODES, MANY_EXPERTS, LAYERS = 1024, 512, 61
 ELEMENTS_MAX = 2500
 NODE = {"id": int, "name": str, "url": str, "host": str, "state": str, "last_seen_ms": int, "behind_ms": int, "rows_served": int,
-        "requests_failed": int, "requests_hedged": int, "requests_refused": int, "experts": int, "copies_to_load": int, "copies_to_drop": int,
+        "requests_failed": int, "requests_hedged": int, "requests_refused": int, "weight_bytes": int, "experts": int, "copies_to_load": int, "copies_to_drop": int,
         "devices": int, "devices_lost": int, "tls_days": (int, type(None))}
 PROBLEM = {"code": str, "is_error": bool, "ends_service": bool, "text": str, "advice": str}
 MODEL = {"name": str, "version": str, "is_default": bool, "layers": [int]}
@@ -64,6 +64,7 @@ def check_documents(ports):
         assert placed["experts"] == EXPERTS == len(placed["copies"]) and all(len(c) == 2 and set(c) <= ids for c in placed["copies"]), placed
         assert sum(placed["slots"]) > 0 and placed["to_load"] == placed["to_drop"] == [], placed
     assert sum(n["experts"] for n in status["nodes"]) == 2 * EXPERTS * len(model["layers"])
+    assert all(n["weight_bytes"] > 0 for n in status["nodes"]), status
     status, page, headers = ask(ports, "/status")
     policy = headers["Content-Security-Policy"]
     assert status == 200 and headers["Content-Type"] == "text/html; charset=utf-8" and "unsafe" not in policy and "default-src 'none'" in policy
@@ -236,7 +237,7 @@ def made_up():
     name = lambda n: EVIL if n == 77 else f"node-{n}"
     nodes = [{"id": n, "name": name(n), "url": f"tcp://10.0.{n // 256}.{n % 256}:7420", "host": "h" * 60, "state": "suspect" if n == 500 else "serving",
               "last_seen_ms": 2**63 - 1 if n == 500 else 300, "behind_ms": 0, "rows_served": 2**63 - 1 - n, "requests_failed": n, "requests_hedged": n,
-              "requests_refused": 0, "experts": 61, "copies_to_load": n % 3, "copies_to_drop": 1, "devices": 8, "devices_lost": 1,
+              "requests_refused": 0, "weight_bytes": n << 30, "experts": 61, "copies_to_load": n % 3, "copies_to_drop": 1, "devices": 8, "devices_lost": 1,
               "tls_days": (None, -1, 2**40)[n % 3]} for n in range(NODES)]
     problem = {"code": "tls-refused", "is_error": True, "ends_service": False, "text": f"node {EVIL}: {'<svg onload=document.title=1>' * 9}", "advice": "repair it"}
     status = {"software": "s", "stopping": False, "healthy": False, "answers": True, "summary": "Calls are answered, with 64 errors.", "problems": [problem] * 64,

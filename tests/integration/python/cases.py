@@ -294,6 +294,18 @@ def case_tells_models_and_health(c, b):
     assert c.stats().calls == before + 1
 
 
+def case_tells_memory_of_nodes(c, b):
+    assert is_whole(c)
+    held = c.memory(timeout=60.0)
+    least = sum(layer.experts * 3 * layer.hidden * layer.inner for layer in c.models()[0].layers)  # bytes, if a weight were in 8 bits
+    assert sorted(held) == ["a", "b"] and held["a"] == held["b"] and least <= held["a"] <= 8 * least, (held, least)
+    with stopped_nodes():
+        assert c.memory(timeout=0.2) == {"a": None, "b": None}
+    raised(ValueError, "timeout is 0", c.memory, timeout=0)
+    with expertd.Client("tcp://127.0.0.1:1", wait=None) as nowhere:
+        raised(errors.Unavailable, "no routing table yet", nowhere.memory)
+
+
 def case_closes(c, b):
     with client() as own:
         call = own.prepare(*b.arguments(), dtype="bf16")

@@ -53,7 +53,7 @@ def check_status(where):
     rows = [line.split() for line in text.splitlines() if " serving " in line]
     assert len({row[0] for row in rows}) == 2, f"the names are cut so that they are the same: {text}"
     rows = [line.split() for line in piped(EXPERTCTL, "status", *where).splitlines() if " serving " in line]
-    assert sorted(row[0] for row in rows) == NODES and all(row[2].isdigit() and row[3] == "0" and len(row) == 8 for row in rows), rows
+    assert sorted(row[0] for row in rows) == NODES and all(row[2].isdigit() and row[3] == "0" and len(row) == 9 for row in rows), rows
 
 
 def check_top(where, node_pid):

@@ -36,6 +36,7 @@ static void setup(cluster_fixture *f)
         f->nodes[i].host = (char *)(uintptr_t) "a7b6c5d4-e3f2-4a1b";
         f->nodes[i].rows_served = 100;
         f->nodes[i].requests_failed = 3;
+        f->nodes[i].weight_bytes = 3ull << 30;
         f->nodes[i].copies_to_load = 2;
         f->nodes[i].last_seen_ms = 300;
         f->nodes[i].speed = 0.25;
@@ -86,8 +87,10 @@ Test(status, all_serving_is_healthy)
     char *text = print_cluster(&f, &problems, EP_CLI_TABLE);
     cr_assert(strstr(text, "epoch        7/2\n") && strstr(text, "uniform, 1 copies\n"));
     cr_assert_not_null(strstr(
-        text, "NODE  STATE    ROWS SERVED  FAILED  SPEED  LAST SEEN  HOST           URL\n"
-              "a     serving          100       3   0.25       0.3s  a7b6c5d4-e3f2  tcp://h:1\n"));
+        text,
+        "NODE  STATE    ROWS SERVED  FAILED     WEIGHTS  SPEED  LAST SEEN  HOST           URL\n"
+        "a     serving          100       3  3221225472   0.25       0.3s  a7b6c5d4-e3f2  "
+        "tcp://h:1\n"));
     cr_assert_not_null(strstr(text, "MODEL  VERSION  LAYERS  EXPERTS  COPIES  NUMERICS\n"
                                     "demo   v1            1        3     1-2  portable\n"));
     cr_assert_not_null(strstr(text, "\nhealthy\n"));
@@ -120,6 +123,7 @@ Test(status, what_is_wrong_is_named)
                  100);
     const json_t *node = json_array_get(json_object_get(json, "nodes"), 1);
     cr_assert_eq(json_integer_value(json_object_get(node, "requests_failed")), 3);
+    cr_assert_eq(json_integer_value(json_object_get(node, "weight_bytes")), 3ll << 30);
     cr_assert_eq(json_integer_value(json_object_get(node, "copies_to_load")), 2);
     cr_assert_eq(json_integer_value(json_object_get(
                      json_array_get(json_object_get(json, "models"), 0), "copies_min")),

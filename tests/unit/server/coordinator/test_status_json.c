@@ -137,6 +137,7 @@ Test(status_json, nodes_have_their_copies_in_the_table_and_no_secrets)
     f.entries[1].requests_failed = 4;
     f.entries[1].requests_hedged = 3;
     f.entries[1].requests_refused = 2;
+    f.entries[1].weight_bytes = 5ull << 40;
     f.entries[1].copies_to_load = 6;
     f.entries[1].copies_to_drop = 7;
     f.entries[1].devices = 8;
@@ -157,6 +158,7 @@ Test(status_json, nodes_have_their_copies_in_the_table_and_no_secrets)
                 {"requests_failed", 4},
                 {"requests_hedged", 3},
                 {"requests_refused", 2},
+                {"weight_bytes", 5ll << 40},
                 {"copies_to_load", 6},
                 {"copies_to_drop", 7},
                 {"devices", 8},
