@@ -15,9 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-import sys
 import threading
-import time
 import types
 import weakref
 from dataclasses import dataclass
@@ -30,13 +28,11 @@ try:
 except ImportError as error:
     raise ImportError(f"expertd.hf needs torch and transformers 5 ({error}): pip install expertd[hf]") from error
 
-from . import _client, errors
+from . import _client
+from ._service import Service, Shared, check_layer
 
 __all__ = ["Service", "from_pretrained", "offload"]
 
-_ROWS_MAX = 16384  # of one call: fewer than the service allows
-_LOOK_SECONDS = 0.2  # between two looks at a service that still loads
-_WIRE = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 _ELSEWHERE = re.compile("Vision|Visual|Audio|Talker")  # parts of multimodal models that no service has
 
 
@@ -190,17 +186,7 @@ _keys = itertools.count(1)
 _layers: "weakref.WeakValueDictionary[int, _Layer]" = weakref.WeakValueDictionary()
 
 
-class _Shared:
-    """What copies of a model share."""
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a model with experts on a service is not pickled: call expertd.hf.from_pretrained there")
-
-
-class _Layer(_Shared):
+class _Layer(Shared):
     """An MoE layer whose weights are on the service. Called with x [T,H] bf16, f16 or f32, ids [T,K] and weights [T,K]
     it gives [T,H] of x's type, on x's device."""
 
@@ -224,16 +210,7 @@ class _Layer(_Shared):
 def _run(layer: _Layer, x: Any, ids: Any, weights: Any) -> Any:
     if layer.service is None:
         raise RuntimeError(f"{layer.name}: its experts are on no service: expertd.hf.offload(model, url) names one")
-    if x.dtype not in _WIRE:
-        allowed = ", ".join(map(str, _WIRE))
-        raise TypeError(f"layer {layer.number}: x has type {x.dtype}: allowed are {allowed}: load with such a dtype=")
-    if x.numel() == 0:
-        return torch.empty_like(x)
-    rows, ids, weights = (t.detach().reshape(-1, t.shape[-1]).to("cpu").contiguous() for t in (x, ids, weights))
-    weights = weights if weights.dtype in (torch.float32, torch.bfloat16) else weights.float()
-    parts = zip(*(t.split(_ROWS_MAX) for t in (rows, ids, weights)))
-    y = [layer.service.forward(layer.number, *part, wire_dtype=_WIRE[x.dtype], **layer.options) for part in parts]
-    return torch.cat(y).view(x.shape).to(x.device)
+    return layer.service.run(layer.number, x, ids, weights, layer.options)
 
 
 @torch.library.custom_op("expertd::experts", mutates_args=())
@@ -351,115 +328,13 @@ def _check(model: Any, served: _client.Model, found: List[Tuple[str, Any, _Layer
             f"{sorted(by_number)}: allowed are the same; is it another model?"
         )
     for path, module, layer in found:
-        there = by_number[numbers[path]]
-        for what, ours, theirs in (
-            ("experts", layer.experts, there.experts),
-            ("hidden size", layer.hidden, there.hidden),
-            ("inner size", layer.inner, there.inner),
-            ("top-k", _top_k_of(model, path, module) or there.top_k, there.top_k),
-            ("activation", there.activation if there.activation in layer.formula else layer.formula, there.activation),
-        ):
-            if ours != theirs:
-                raise ValueError(
-                    f"{path} (layer {there.layer}): {what} is {ours}, in model {served.name!r} of the service "
-                    f"{theirs}: allowed is the same; is it another model?"
-                )
+        there, top_k = by_number[numbers[path]], _top_k_of(model, path, module)
+        check_layer(path, served, there, layer.experts, layer.hidden, layer.inner, top_k, layer.formula)
 
 
 def layers_of(model: Any) -> List[_Layer]:
     """Those of a model that are on a service: each has number, experts, hidden, inner."""
     return [vars(module)["expertd_layer"] for module in model.modules() if "expertd_layer" in vars(module)]
-
-
-# ---- the service ----
-
-
-def _bar(progress: bool, what: str) -> Any:
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        progress = False
-    return tqdm(desc=what, unit="layer", leave=False) if progress else None
-
-
-class Service(_Shared):
-    """model.expertd: where a model's experts are.
-
-    client            the expertd.Client
-    model_name, version  what is asked for in each call; another version of the same name is not taken in silence
-    seconds_to_ready  from the first try until every expert was served
-    client.memory()   bytes of experts that each node holds
-    """
-
-    def __init__(self, experts: str, model_name: Optional[str], version: Optional[str], deadline: float, options: Any):
-        self.url, self.model_name, self.version = experts, model_name, version
-        self.client = _client.Client(experts, **{"wait": None, "deadline": deadline, **(options or {})})
-        self.started, self.seconds_to_ready = time.monotonic(), float("nan")
-
-    def forward(self, layer: int, x: Any, ids: Any, weights: Any, **more: Any) -> Any:
-        """expertd.Client.forward for this model; shared experts stay with the caller."""
-        return self.client.forward(
-            self.model_name, layer, x, ids, weights, version=self.version, shared_source="none", allow_duplicates=True,
-            **more,
-        )
-
-    def close(self) -> None:
-        self.client.close()
-
-    def _tell(self, bar: Any) -> None:
-        """One line that stays: how long it took, and what each node holds."""
-        held = self.client.memory()
-        nodes = ", ".join(f"{node} {'-' if n is None else bar.format_sizeof(n, 'B')}" for node, n in held.items())
-        bar.write(f"experts at {self.url}: ready after {self.seconds_to_ready:.1f} s; in memory: {nodes}", file=sys.stderr)
-
-    def wait_ready(self, wait: float, progress: bool) -> _client.Model:
-        """Until each expert of the model is served, at most wait seconds; shows how many layers are. Errors: ValueError
-        (no such model, or several and none named), errors.DeadlineExceeded with the last report."""
-        bar = _bar(progress, f"experts at {self.url}")
-        try:
-            while True:
-                served, last = self._look()
-                whole = [layer for layer in served.layers if layer.copies_min > 0] if served else []
-                if served and len(whole) == len(served.layers):
-                    self.model_name, self.version = served.name, served.version
-                    self.seconds_to_ready = time.monotonic() - self.started
-                    if bar is not None:
-                        self._tell(bar)
-                    return served
-                if bar is not None:
-                    bar.total, bar.n = (len(served.layers), len(whole)) if served else (None, 0)
-                    bar.set_postfix_str(last)  # why it waits
-                if time.monotonic() - self.started > wait:
-                    last = f"{len(whole)} of {len(served.layers)} layers are whole" if served else last
-                    raise errors.DeadlineExceeded(f"{self.url}: waited {wait} s for the experts: {last}")
-        finally:
-            if bar is not None:
-                bar.close()
-
-    def _look(self) -> Tuple[Optional[_client.Model], str]:
-        """The model after a moment, or None and why."""
-        try:
-            self.client.wait_ready(_LOOK_SECONDS)
-        except errors.DeadlineExceeded as error:
-            return None, str(error)
-        models = self.client.models()
-        if not models:
-            time.sleep(_LOOK_SECONDS)
-            return None, "it serves no model"
-        served = self._pick(models)
-        if any(layer.copies_min == 0 for layer in served.layers):
-            time.sleep(_LOOK_SECONDS)
-        return served, ""
-
-    def _pick(self, models: List[_client.Model]) -> _client.Model:
-        named = [m for m in models if self.model_name in (None, m.name) and self.version in (None, m.version)]
-        chosen = [m for m in named if m.is_default] if self.version is None and len(named) > 1 else named
-        if len(chosen) == 1:
-            return chosen[0]
-        there = ", ".join(f"{m.name!r} ({m.version})" for m in models)
-        if not chosen:
-            raise ValueError(f"model_name is {self.model_name!r}, version {self.version!r}: {self.url} serves {there}")
-        raise ValueError(f"model_name is None and {self.url} serves {there}: name one")
 
 
 # ---- what users call ----

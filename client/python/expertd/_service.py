@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the adapters for frameworks over torch share: where a model's experts are, the wait until all are served, one
+layer's call, and the check that both sides mean the same layer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+
+from . import _client, errors
+
+_ROWS_MAX = 16384  # of one call: fewer than the service allows
+_LOOK_SECONDS = 0.2  # between two looks at a service that still loads
+_WIRE = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+
+
+def check_layer(
+    name: str,
+    model: _client.Model,
+    there: _client.Layer,
+    experts: int,
+    hidden: int,
+    inner: int,
+    top_k: Optional[int],
+    activations: List[str],
+) -> None:
+    """Raises ValueError where the engine's layer is not the service's. top_k None: not known; activations: names that
+    the service may have for the engine's."""
+    for what, ours, theirs in (
+        ("experts", experts, there.experts),
+        ("hidden size", hidden, there.hidden),
+        ("inner size", inner, there.inner),
+        ("top-k", top_k or there.top_k, there.top_k),
+        ("activation", there.activation if there.activation in activations else activations, there.activation),
+    ):
+        if ours != theirs:
+            raise ValueError(
+                f"{name} (layer {there.layer}): {what} is {ours}, in model {model.name!r} of the service "
+                f"{theirs}: allowed is the same; is it another model?"
+            )
+
+
+def _bar(progress: bool, what: str) -> Any:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        progress = False
+    return tqdm(desc=what, unit="layer", leave=False) if progress else None
+
+
+class Shared:
+    """What copies of a model share."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a model with experts on a service is not pickled: load it there")
+
+
+class Service(Shared):
+    """Where a model's experts are; expertd.hf has it as model.expertd.
+
+    client            the expertd.Client
+    model_name, version  what is asked for in each call; another version of the same name is not taken in silence
+    seconds_to_ready  from the first try until every expert was served
+    client.memory()   bytes of experts that each node holds
+    """
+
+    def __init__(self, experts: str, model_name: Optional[str], version: Optional[str], deadline: float, options: Any):
+        self.url, self.model_name, self.version = experts, model_name, version
+        self.client = _client.Client(experts, **{"wait": None, "deadline": deadline, **(options or {})})
+        self.started, self.seconds_to_ready = time.monotonic(), float("nan")
+
+    def forward(self, layer: int, x: Any, ids: Any, weights: Any, **more: Any) -> Any:
+        """expertd.Client.forward for this model; shared experts stay with the caller."""
+        return self.client.forward(
+            self.model_name, layer, x, ids, weights, version=self.version, shared_source="none", allow_duplicates=True,
+            **more,
+        )
+
+    def run(self, layer: int, x: Any, ids: Any, weights: Any, options: Dict[str, Any]) -> Any:
+        """forward for tensors of any device and shape [..,H], [..,K], [..,K]: [..,H] of x's type, on x's device."""
+        if x.dtype not in _WIRE:
+            allowed = ", ".join(map(str, _WIRE))
+            raise TypeError(f"layer {layer}: x has type {x.dtype}: allowed are {allowed}: load with such a dtype=")
+        if x.numel() == 0:
+            return torch.empty_like(x)
+        rows, ids, weights = (t.detach().reshape(-1, t.shape[-1]).to("cpu").contiguous() for t in (x, ids, weights))
+        weights = weights if weights.dtype in (torch.float32, torch.bfloat16) else weights.float()
+        parts = zip(*(t.split(_ROWS_MAX) for t in (rows, ids, weights)))
+        y = [self.forward(layer, *part, wire_dtype=_WIRE[x.dtype], **options) for part in parts]
+        return torch.cat(y).view(x.shape).to(x.device)
+
+    def close(self) -> None:
+        self.client.close()
+
+    def _tell(self, bar: Any) -> None:
+        """One line that stays: how long it took, and what each node holds."""
+        held = self.client.memory()
+        nodes = ", ".join(f"{node} {'-' if n is None else bar.format_sizeof(n, 'B')}" for node, n in held.items())
+        bar.write(f"experts at {self.url}: ready after {self.seconds_to_ready:.1f} s; in memory: {nodes}", file=sys.stderr)
+
+    def wait_ready(self, wait: float, progress: bool) -> _client.Model:
+        """Until each expert of the model is served, at most wait seconds; shows how many layers are. Errors: ValueError
+        (no such model, or several and none named), errors.DeadlineExceeded with the last report."""
+        bar = _bar(progress, f"experts at {self.url}")
+        try:
+            while True:
+                served, last = self._look()
+                whole = [layer for layer in served.layers if layer.copies_min > 0] if served else []
+                if served and len(whole) == len(served.layers):
+                    self.model_name, self.version = served.name, served.version
+                    self.seconds_to_ready = time.monotonic() - self.started
+                    if bar is not None:
+                        self._tell(bar)
+                    return served
+                if bar is not None:
+                    bar.total, bar.n = (len(served.layers), len(whole)) if served else (None, 0)
+                    bar.set_postfix_str(last)  # why it waits
+                if time.monotonic() - self.started > wait:
+                    last = f"{len(whole)} of {len(served.layers)} layers are whole" if served else last
+                    raise errors.DeadlineExceeded(f"{self.url}: waited {wait} s for the experts: {last}")
+        finally:
+            if bar is not None:
+                bar.close()
+
+    def _look(self) -> Tuple[Optional[_client.Model], str]:
+        """The model after a moment, or None and why."""
+        try:
+            self.client.wait_ready(_LOOK_SECONDS)
+        except errors.DeadlineExceeded as error:
+            return None, str(error)
+        models = self.client.models()
+        if not models:
+            time.sleep(_LOOK_SECONDS)
+            return None, "it serves no model"
+        served = self._pick(models)
+        if any(layer.copies_min == 0 for layer in served.layers):
+            time.sleep(_LOOK_SECONDS)
+        return served, ""
+
+    def _pick(self, models: List[_client.Model]) -> _client.Model:
+        named = [m for m in models if self.model_name in (None, m.name) and self.version in (None, m.version)]
+        chosen = [m for m in named if m.is_default] if self.version is None and len(named) > 1 else named
+        if len(chosen) == 1:
+            return chosen[0]
+        there = ", ".join(f"{m.name!r} ({m.version})" for m in models)
+        if not chosen:
+            raise ValueError(f"model_name is {self.model_name!r}, version {self.version!r}: {self.url} serves {there}")
+        raise ValueError(f"model_name is None and {self.url} serves {there}: name one")
