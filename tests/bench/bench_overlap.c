@@ -455,8 +455,10 @@ static void add_row(bench_report *report, const char *name, double value, const 
 static double balance_wire(double bytes, double compute_us, step_kind step, double less_us)
 {
     double rate = bytes / compute_us * 1e6;
+    double slow = 0,
+           fast = 0; /* rates on either side; what a burst lets through makes steps too long */
     double wire_us = 0;
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 10; i++) {
         if (!shaped_net_set_rate(rate)) {
             bench_fail("no traffic shaping", NULL);
         }
@@ -464,7 +466,8 @@ static double balance_wire(double bytes, double compute_us, step_kind step, doub
         if (fabs(wire_us / compute_us - 1) <= 0.1) {
             break;
         }
-        rate *= wire_us / compute_us;
+        *(wire_us > compute_us ? &slow : &fast) = rate;
+        rate = slow > 0 && fast > 0 ? sqrt(slow * fast) : rate * wire_us / compute_us;
     }
     return wire_us;
 }
