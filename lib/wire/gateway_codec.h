@@ -51,21 +51,21 @@ ep_err ep_gateway_layout_make(const Expertd__V1__GatewayForwardRequest *header,
 
 /*
  * The caller's side. gate NULL: ids and scales of args are used, else logits. Initialises both
- * messages; header points to gate_message and to the texts of args. Errors: INVALID_ARGUMENT, for
- * what a gateway does not take too.
+ * messages; header points to gate_message and to the texts of args. Errors: INVALID_ARGUMENT, also
+ * for what a gateway does not take.
  */
 ep_err ep_gateway_request_fill(const ep_moe_args *args, const ep_gate_config *gate,
                                const ep_tensor *logits, ep_dtype out_dtype,
                                Expertd__V1__GatewayForwardRequest *out_header,
                                Expertd__V1__GateConfig *out_gate_message, ep_error *out_error);
-/* Writes all of the section. What was filled into the header. */
+/* Writes the whole section, layout->total_bytes, of the tensors that the header was filled with. */
 void ep_gateway_request_pack(const ep_moe_args *args, const ep_gate_config *gate,
                              const ep_tensor *logits, const ep_gateway_layout *layout,
                              uint8_t *out_section);
 
 /* The gateway's side: a checked request. Tensors lie in the frame. */
 typedef struct ep_gateway_view {
-    ep_moe_args args;    /* but deadline_us, traceparent and tenant */
+    ep_moe_args args;    /* all but deadline_us, traceparent and tenant */
     ep_gate_config gate; /* with header->gate */
     ep_tensor logits;
     ep_tensor out; /* data NULL: to be set to reply_bytes bytes */
