@@ -27,9 +27,8 @@ typedef struct group_view {
     ep_rows x_sum;
 } group_view;
 
-/* Errors: INVALID_ARGUMENT naming parameter, value, allowed range; UNIMPLEMENTED (memory, newer
- * struct). */
-/* What the numbers of params say, tensors and batch apart. Errors: INVALID_ARGUMENT. */
+/* Fills call from the numbers of params; tensors and the batch's sizes are the caller's to fill.
+ * world: ranks of the group. Errors: INVALID_ARGUMENT. */
 ep_err ep_group_call_fill(const ep_group_params *params, uint32_t world, ep_group_call *call,
                           ep_error *out_error);
 /* Shared experts, once elastic_info has said how many ranks they have. */
@@ -41,9 +40,11 @@ ep_err ep_group_dispatch_take(const ep_moe_dispatch_args *given, ep_moe_dispatch
 ep_err ep_group_combine_take(const ep_moe_combine_args *given,
                              const ep_moe_add_rms_norm *given_norm, ep_moe_combine_args *out_args,
                              ep_moe_add_rms_norm *out_norm, ep_error *out_error);
+/* What a checked call is made of; borrows args. Errors: INVALID_ARGUMENT naming parameter, value,
+ * allowed range; UNIMPLEMENTED (memory, newer struct). */
 ep_err ep_group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args,
                               group_view *out_view, ep_error *out_error);
-/* norm NULL: plain combine. */
+/* The same; norm NULL: plain combine. */
 ep_err ep_group_combine_view(ep_group *group, const ep_moe_combine_args *args,
                              const ep_moe_add_rms_norm *norm, group_view *out_view,
                              ep_error *out_error);

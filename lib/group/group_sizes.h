@@ -3,7 +3,7 @@
  * How many bytes a call may need in the worst case, from its parameters alone. The call has passed
  * ep_group_profile_check; max_bs is the largest BS of any rank.
  *
- * Threads    pure.
+ * Errors     none. Threads: pure.
  */
 #ifndef EP_GROUP_SIZES_H
 #define EP_GROUP_SIZES_H

@@ -18,9 +18,9 @@
  *            they are.
  * Input      with EP_WEIGHT_ON_INPUT routed rows are added as they are; copy and constant rows are
  *            still multiplied by w.
- * Not finite  rows_policy zero and mean repair experts' rows, and rows of constant experts, on the
- *            way in, values of wire_dtype; a caller with reject looks with
- * ep_combine_find_nonfinite first. Not for node sums.
+ * NaN, Inf   with rows_policy zero or mean experts' rows and rows of constant experts are repaired
+ *            before they are added, to values of wire_dtype. reject changes nothing here: the
+ *            caller looks first (ep_combine_find_nonfinite). Not for node sums.
  * Out        combined, partial: [T,H] of out_dtype. uncombined: [T,K,H] of out_dtype: row(t,k)
  *            converted; inactive slots 0. Inactive tokens give zero rows. Shared rows and the
  *            caller's shared tensor have no place in uncombined.
@@ -56,7 +56,8 @@ typedef struct ep_nonfinite {
     float value;
 } ep_nonfinite;
 
-/* The first one among the rows that count; row_scales NULL: plain rows. false: none. */
+/* The first one among the rows that count. rows, row_scales (NULL: plain rows), scratch and the
+ * range of tokens as for the combine. false: none, and out_found is left as it is. */
 bool ep_combine_find_nonfinite(const ep_batch *batch, const ep_layer_shape *shape,
                                const void *const *rows, const void *const *row_scales,
                                uint32_t token_begin, uint32_t token_end, float *scratch,

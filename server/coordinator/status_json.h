@@ -10,15 +10,18 @@
  *                  "epoch": {"term" (text: above 2^53), "number"}, "policy", "copies",
  *                  "copies_waiting" (for move_rate), "watchers", "uptime_ms", "nodes": [{"id",
  *                  "name", "url", "host", "state", "last_seen_ms", "behind_ms", "rows_served",
- *                  "requests_failed", "requests_hedged", "requests_refused", "weight_bytes"
- * (experts in its memory), "experts" (copies in the table), "copies_to_load", "copies_to_drop",
- * "devices", "devices_lost", "tls_days" (until the first certificate ends, below 0 it has; null: no
- * TLS)}], "models": [{"name", "version", "is_default", "layers": [n, ..]}]} /placement.json  of one
- * layer: {"model", "version", "layer", "epoch", "experts", "shared_experts", "top_k", "copies":
- * [[id of a node, ..] for each expert, the shared ones last], "heat": [work of late for each routed
- * expert, in slots; a pass is 16] (null: not yet), "slots": [slots since the coordinator began]
- * (null: nobody computed), "to_load": [[expert, id], ..], "to_load_more", "to_drop",
- * "to_drop_more"}
+ *                  "requests_failed", "requests_hedged", "requests_refused",
+ *                  "weight_bytes" (experts in its memory), "experts" (copies in the table),
+ *                  "copies_to_load", "copies_to_drop", "devices", "devices_lost",
+ *                  "tls_days" (until the first certificate ends, below 0 it has; null: no TLS)}],
+ *                  "models": [{"name", "version", "is_default", "layers": [n, ..]}]}
+ * /placement.json  of one layer: {"model", "version", "layer", "epoch", "experts",
+ *                  "shared_experts", "top_k",
+ *                  "copies": [[id of a node, ..] for each expert, the shared ones last],
+ *                  "heat": [work of late for each routed expert, in slots; a pass is 16]
+ *                  (null: not yet),
+ *                  "slots": [slots since the coordinator began] (null: nobody computed),
+ *                  "to_load": [[expert, id], ..], "to_load_more", "to_drop", "to_drop_more"}
  */
 #ifndef EP_COORDINATOR_STATUS_JSON_H
 #define EP_COORDINATOR_STATUS_JSON_H

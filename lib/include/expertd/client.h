@@ -168,9 +168,9 @@ typedef enum ep_moe_const_rule {
 } ep_moe_const_rule;
 /*
  * How rows reach the nodes of one host: straight to each owner, or once per host and forwarded
- * inside. AUTO takes, for each host and call, the way that calls were measured to be quicker by.
- * With combine_at ROWS both have the same bits; with NODE_SUM they have not, so calls with AUTO may
- * differ by a rounding. Hence DEFAULT is FULLMESH.
+ * inside. AUTO takes, for each host and call, the way that measured calls were quicker by. With
+ * combine_at ROWS both ways give the same bits. With NODE_SUM they do not, so results of AUTO may
+ * differ by a rounding from call to call. Hence DEFAULT is FULLMESH.
  */
 typedef enum ep_moe_comm {
     EP_MOE_COMM_DEFAULT = 0,
@@ -178,11 +178,11 @@ typedef enum ep_moe_comm {
     EP_MOE_COMM_HIERARCHY = 2,
     EP_MOE_COMM_AUTO = 3
 } ep_moe_comm;
-/* Why AUTO took what it took, of the host that gets the most bytes. */
+/* Why AUTO took the way it took, for the host that gets the most bytes. */
 typedef enum ep_moe_comm_why {
-    EP_MOE_COMM_WHY_ASKED = 0,    /* it was not AUTO, or there is no coordinator */
-    EP_MOE_COMM_WHY_ALONE = 1,    /* no other host has two nodes with rows */
-    EP_MOE_COMM_WHY_NO_BYTES = 2, /* hierarchy sends as many bytes */
+    EP_MOE_COMM_WHY_ASKED = 0, /* not AUTO, or it must be fullmesh: no coordinator, smooth_scales */
+    EP_MOE_COMM_WHY_ALONE = 1, /* no other host has two nodes with rows */
+    EP_MOE_COMM_WHY_NO_BYTES = 2, /* hierarchy would save hardly any bytes */
     EP_MOE_COMM_WHY_REFUSED = 3,  /* a node has just refused to pass rows on */
     EP_MOE_COMM_WHY_LEARNING = 4, /* too few calls were measured: one in seven tries hierarchy */
     EP_MOE_COMM_WHY_TRIED = 5,    /* the slower one, once in a while, to measure it again */
@@ -286,14 +286,14 @@ typedef struct ep_moe_args {
     /*
      * Told of tokens as they are finished, in prefill and decode, whatever the other arguments;
      * NULL: nobody is. A token is finished when it and all before it have their rows; where rows
-     * stay away (allow_missing) that is at the end. out is written as rows come, with the same
-     * bits; after an error the first result.tokens_delivered tokens are there, and the others' rows
-     * are undefined. Prefill begins with smaller windows, unless prefill_window_tokens is set.
-     * INVALID_ARGUMENT with tensors on a device.
+     * stay away (allow_missing) that is at the end. out is written as rows come, with the bits it
+     * has without on_tokens. After an error the first result.tokens_delivered tokens are good and
+     * the rows of the others undefined. Prefill begins with smaller windows, unless
+     * prefill_window_tokens is set. INVALID_ARGUMENT with tensors on a device.
      */
     ep_moe_tokens_func on_tokens;
     void *on_tokens_arg;
-    /* nan_policy's rules for the experts' rows, as they came, and for rows of constant experts.
+    /* nan_policy's rules for the experts' rows as they arrive, and for rows of constant experts.
      * REJECT: the call fails with OUT_OF_RANGE naming token, slot and element. Not with node_sum,
      * where there are sums only */
     ep_moe_nan rows_nan_policy;
@@ -325,12 +325,13 @@ typedef struct ep_moe_result {
     uint64_t queue_us;
     uint64_t compute_us;
     uint64_t combine_us;
-    /* used: fullmesh, or hierarchy for some host (only with a coordinator) */
+    /* used; with AUTO hierarchy if any host's rows went so. Without a coordinator fullmesh */
     ep_moe_comm comm_alg;
     ep_moe_combine_at combine_at; /* used: node_sum rounds once more and is not the canonical sum */
     uint32_t tokens_delivered; /* the first ones, which on_tokens was told of; after an error too */
     ep_moe_comm_why comm_why;
-    uint64_t fullmesh_us; /* with AUTO: what it would take; 0 not known, as the next */
+    /* with AUTO: what either way was expected to take at the slowest host; 0 not known */
+    uint64_t fullmesh_us;
     uint64_t hierarchy_us;
 } ep_moe_result;
 

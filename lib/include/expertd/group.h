@@ -25,15 +25,13 @@
  * Ids        [0,M) routed, then zero, copy and constant experts, which never travel; native also
  *            takes -1 and the total as "none".
  * Agreement  with every call the ranks compare their parameters. When they differ the call fails on
- *            all of them with
- *            INVALID_ARGUMENT naming the parameter, the values and the ranks; the group can be used
- *            on. After a disagreement on elastic_info (its digest is named) the group must be made
- *            anew.
- * Hosts      ranks with the same ep_group_config.host. With comm_alg hierarchy a rank that has what
- *            it needs may still be the way for a neighbour's rows: they are passed on also while
- *            its program does other things, and when it dies the neighbours' calls fail naming it.
- * Failure    a rank whose own values are bad (ids, masks, assist info) says so to the others, and
- *            the call fails on all of them. What is found before that (plan, workspace, shapes,
+ *            all of them with INVALID_ARGUMENT naming the parameter, the values and the ranks; the
+ *            group stays usable. After a disagreement on elastic_info (its digest is named) the
+ * group must be made anew. Hosts      ranks with the same ep_group_config.host. With comm_alg
+ * hierarchy a rank that has what it needs may still be the way for a neighbour's rows: they are
+ * passed on also while its program does other things, and when it dies the neighbours' calls fail
+ * naming it. Failure    a rank whose own values are bad (ids, masks, assist info) says so to the
+ * others, and the call fails on all of them. What is found before that (plan, workspace, shapes,
  *            ranges) fails on this rank alone: it may call again while the others wait. When a rank
  *            dies, leaves or does not answer before the deadline, the call fails with UNAVAILABLE
  *            or DEADLINE_EXCEEDED naming the ranks, on every rank, and so does every later call in
@@ -56,16 +54,17 @@
  * Memory     frames live in a pool of the group: at most two calls' worth of rows for each that is
  *            under way, given by the load, not by A; with hierarchy also of those that it passes
  *            on. Plans hold all else: begin and finish allocate nothing.
- * Strides    any, in tensors of dispatch and combine, but elastic_info: elements may have gaps
- * between them, be in another order of dimensions, run backwards and, in what is read, repeat. What
- * is dense inside a row is used where it is; else a dense copy in the plan's memory stands for the
- * tensor. Devices    tensors of dispatch and combine may be on an Ascend device, not elastic_info:
- * memory EP_MEMORY_ASCEND, device_id that of the threads that begin and finish, sync_handle the
- * aclrtStream that their work is on, one for all of a call; outputs without gaps. A plan prepared
- * with them has pinned memory for them. The operator copies inputs behind the stream's work (in
- * begin) and outputs after the exchange (in finish), and returns when they are there; waiting for
- * the stream is bounded by the call's deadline, too. Other errors: as for ep_moe_begin_on_stream in
- *            client.h.
+ * Strides    any, in tensors of dispatch and combine except elastic_info. Elements may have gaps
+ *            between them, lie in another order of dimensions or run backwards; those of inputs may
+ *            repeat. Where the elements of each row are dense the tensor itself is used, else a
+ *            dense copy in the plan's memory.
+ * Devices    tensors of dispatch and combine may be on an Ascend device, except elastic_info:
+ *            memory EP_MEMORY_ASCEND, device_id that of the threads that begin and finish,
+ *            sync_handle the aclrtStream that their work is on, one for all of a call; outputs
+ *            without gaps. A plan prepared with them has pinned memory for them. The operator
+ *            copies inputs behind the stream's work (in begin) and outputs after the exchange (in
+ *            finish), and returns when they are there. Waiting for the stream is bounded by the
+ *            call's deadline, too. Other errors: as for ep_moe_begin_on_stream in client.h.
  * Threads    calls from any thread; different groups are independent. Begins of one group from
  *            several threads need an order that is the same on all ranks. Of one plan, one call at
  *            a time, but ep_group_plan_cancel. The exchange itself goes on without a call.
@@ -234,8 +233,9 @@ EP_API void ep_group_params_init_sized(ep_group_params *out_params, size_t struc
 /* How large exchange buffers must be, whichever experts the tokens choose. */
 typedef struct ep_group_buffers {
     uint32_t struct_bytes;
-    /* the largest frame of a rank: what frame_bytes_max of ep_group_config must be. The profiles'
-     * prepare refuses less; in native tokens may choose so that less suffices */
+    /* the largest frame of a rank: frame_bytes_max of ep_group_config must be at least this. With
+     * profiles a2 and a3 prepare refuses less. Native takes less: a call then fails only if its
+     * tokens choose experts so that a frame is larger */
     uint64_t frame_bytes;
     /* a2, a3: what the vendor documents as least HCCL_BUFFSIZE of group_ep, in bytes (that variable
      * counts MiB; its operator adds 512 bytes per rank). 0 in native. L experts per rank, B max_bs,
@@ -252,8 +252,9 @@ typedef struct ep_group_buffers {
 } ep_group_buffers;
 
 /*
- * params: ep_world_size must be set; group_tp may be NULL. max_bs: the largest T of any rank.
- * dtype: of x. Set struct_bytes of out_buffers. Errors: INVALID_ARGUMENT as for prepare.
+ * Needs no group. params: ep_world_size must be set; group_tp may be NULL. max_bs: the largest T of
+ * any rank. hidden H, top_k K. dtype: of x, bf16, f16 or f32. Set struct_bytes of out_buffers.
+ * Errors: INVALID_ARGUMENT as for prepare. Threads: any.
  */
 EP_API ep_err ep_group_buffer_sizes(const ep_group_params *params, int64_t max_bs, int64_t hidden,
                                     int64_t top_k, ep_dtype dtype, ep_group_buffers *out_buffers,

@@ -47,7 +47,7 @@ typedef struct ep_tensor {
     uint32_t rank; /* 0: no tensor */
     ep_memory_kind memory;
     int64_t shape[EP_TENSOR_RANK_MAX];
-    /* the innermost must equal the element size, but in the group API */
+    /* the innermost must equal the element size, except in the group API */
     int64_t stride_bytes[EP_TENSOR_RANK_MAX];
     int32_t device_id;
     uint64_t sync_handle; /* stream of the device, where asked for; 0 for host memory */
