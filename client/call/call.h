@@ -43,10 +43,10 @@ typedef struct ep_call_window {
     size_t slots_used; /* of its part of call->window_slots */
 } ep_call_window;
 
-/* A host in this run, at the node that stands for it. */
+/* What a run sent to a host; its index is the node that stands for the host. */
 typedef struct ep_call_host {
     bool by_host;
-    uint8_t ways;      /* a bit for each ep_way that its frames took */
+    uint8_t ways;      /* a bit (1 << ep_way) for each way that its frames took */
     uint64_t bytes;    /* sent and received */
     uint64_t first_ns; /* sent */
     uint64_t last_ns;  /* received */
@@ -158,7 +158,8 @@ struct ep_call {
     ep_call_host *hosts;      /* [nodes] */
     ep_host_load *host_loads; /* [nodes] of the newest window; with AUTO */
     uint32_t *host_scratch;   /* [2 * nodes] */
-    bool knows_hosts; /* hosts has all of this run: one table, with nodes that share a host */
+    bool knows_hosts; /* hosts counts the whole run: it kept one table, in which nodes share hosts
+                       */
     bool chose_hosts; /* by_host of hosts is set, for this table */
     float *combine_scratch;
     size_t combine_scratch_bytes;

@@ -17,10 +17,11 @@ typedef struct ep_call_relay {
     Expertd__V1__RelayPart *list[EP_RELAY_PARTS_MAX];
 } ep_call_relay;
 
-/* Before the first window: what comm_alg comes to with this table. */
+/* Before the first window: settles comm_alg. Fullmesh where it is not asked to be another, without
+ * a coordinator, and for AUTO with a row per (token, expert). */
 void ep_call_begin_hosts(ep_call *call);
-/* After copies were chosen for tokens [token_begin, token_end): which hosts get rows once; false:
- * none. */
+/* After copies were chosen for tokens [token_begin, token_end): chooses the hosts that get rows
+ * once. false: there are none. */
 bool ep_call_choose_hosts(ep_call *call, uint32_t token_begin, uint32_t token_end);
 /* After that: fills call->grouped, by which a plan for hosts is built, and makes room_bytes what
  * all of a group take. */
@@ -31,11 +32,11 @@ void ep_call_split_chunk(ep_call *call, uint32_t chunk, ep_call_relay *out_relay
 void ep_call_fill_relay(const ep_call *call, ep_call_relay *relay,
                         Expertd__V1__ForwardRequest *header);
 
-/* A frame was sent, its rows are here, it failed. */
+/* For the measured times of hosts: a frame was sent; its rows are here; it failed. */
 void ep_call_note_sent(ep_call *call, const ep_call_frame *frame);
 void ep_call_note_answer(ep_call *call, const ep_call_frame *frame, uint64_t now_ns);
 void ep_call_note_refusal(ep_call *call, const ep_call_frame *frame, uint64_t now_ns);
-/* At the end of a run, while it has its table. */
+/* At the end of a run, while it holds its table: keeps what each host took. */
 void ep_call_learn_hosts(ep_call *call);
 
 #endif

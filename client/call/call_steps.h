@@ -51,15 +51,15 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
 void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error);
 /* Piecewise: combines the tokens of an answer whose rows are all here. */
 void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame);
-/* Calls on_tokens with the tokens that have followed those it was told of. */
+/* Calls on_tokens with the finished tokens that follow those it was told of. */
 void ep_call_tell_tokens(ep_call *call);
 /* Combines what is left of the window and gives back its buffers. */
 void ep_call_end_window(ep_call *call, uint32_t window);
 /* The run is over with state.code: writes out or the error, fills call->result, cancels what is
  * still in flight. */
 void ep_call_end_run(ep_call *call, uint64_t now_ns);
-/* Out is written on success only, so what is combined before goes elsewhere; on_tokens wants it at
- * once. */
+/* Tokens are combined into a scratch result, for out is written on success only; with on_tokens
+ * into out at once. */
 static inline bool ep_call_is_aside(const ep_call *call, const ep_flow *flow)
 {
     return flow->is_piecewise && call->spec.on_tokens == NULL;

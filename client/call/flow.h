@@ -8,8 +8,8 @@
  *             frames whose request and reply both fit chunk_bytes_max, all in flight on the bulk
  *             connection
  *
- * A streamed prefill call begins with smaller windows: nodes merge rows of the windows they have,
- * so that the first one is not back before the others are nearly done.
+ * A streamed call (on_tokens) begins prefill with smaller windows. Nodes merge the rows of all
+ * windows they have, so the first of four equal windows is back only when all nearly are.
  *
  * In both a window's reply rows are bounded, so that one call cannot take the whole buffer budget.
  * Pure.
@@ -23,10 +23,10 @@
 #define EP_FLOW_FRAME_OVERHEAD_BYTES 4096u
 #define EP_FLOW_DECODE_TOKENS_DEFAULT 256u
 #define EP_FLOW_WINDOW_TOKENS_MIN 256u
-/* A streamed call's first window: a 64th of the tokens, in these bounds. The four that are sent at
- * once then have an eighth of them, and no more than one of the others. With a 32nd, and 32
- * experts a node, a third of the call is over by the first tokens: each window costs a pass over
- * weights. */
+/* A streamed call's first window: a 64th of the tokens, at least 32, at most an eighth of a full
+ * window. The four that are sent at once then hold an eighth of the tokens, and no more than one
+ * full window. A 32nd is too much: each window costs a pass over weights, and with 32 experts a
+ * node the first tokens come after a third of the call's time. */
 #define EP_FLOW_FIRST_TOKENS_MIN 32u
 #define EP_FLOW_FIRST_TOKENS_PART 64u
 #define EP_FLOW_FIRST_WINDOW_PART 8u
@@ -60,8 +60,8 @@ typedef struct ep_flow {
 
 void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *batch,
                   const ep_layer_shape *shape, ep_flow *out_flow);
-/* Tokens of the window that begins behind so many, if the batch has them. Windows grow from
- * first_tokens on, each as long as all before. */
+/* Tokens of the window that begins after `begin` tokens, if the batch has them. Windows grow from
+ * first_tokens on, each as long as all before it together, up to window_tokens. */
 uint32_t ep_flow_window_at(const ep_flow *flow, uint32_t begin);
 /* Errors: INVALID_ARGUMENT when one row does not fit a frame, naming the limit and what is
  * needed. */

@@ -10,7 +10,7 @@
 
 typedef struct ep_group_stage {
     ep_stage device;
-    ep_strided strided; /* of the host's tensors, and of what device has made ones of */
+    ep_strided strided; /* of host tensors, and of those that device has brought to the host */
 } ep_group_stage;
 
 /*

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Dense memory that stands for a call's tensors whose elements have gaps between them, run
- * backwards or repeat: gathered before the operator reads it, spread after it has written.
+ * Tensors of the group API with any strides (group.h): dense memory stands for those whose elements
+ * have gaps between them, run backwards or repeat. It is gathered before the operator reads it, and
+ * spread into the caller's after the operator has written it.
  *
- * Use      zeroed first; then, for each set of tensors: begin, add each, place. It keeps its memory
- *          for the next set.
+ * Use        zeroed first. For each set of tensors: begin, add each, place; then copy. It keeps its
+ *            memory for the next set; fini frees it.
+ * Threads    one at a time.
  */
 #ifndef EP_CLIENT_GROUP_STRIDED_H
 #define EP_CLIENT_GROUP_STRIDED_H
@@ -12,9 +14,9 @@
 #include "common/device_stage.h"
 
 typedef struct ep_strided_part {
-    ep_tensor *tensor; /* until it is placed */
+    ep_tensor *tensor; /* becomes the dense one in ep_strided_place; then NULL */
     ep_tensor sparse;  /* the caller's */
-    uint32_t ways;     /* EP_STAGE_ */
+    uint32_t ways;     /* EP_STAGE_IN, _OUT, _ROWS (common/device_stage.h) */
     size_t offset;     /* in memory */
 } ep_strided_part;
 
@@ -26,15 +28,15 @@ typedef struct ep_strided {
 } ep_strided;
 
 void ep_strided_begin(ep_strided *strided);
-/* A host tensor, which is left as it is when it is dense inside a row, or not in order: that is
- * for who checks it. Errors: INVALID_ARGUMENT (a result whose elements overlap). */
+/* A host tensor. One that is dense inside a row stays as it is; so does one that is not valid,
+ * which ep_tensor_check names later. Errors: INVALID_ARGUMENT (a result whose elements overlap). */
 ep_err ep_strided_add(ep_strided *strided, const char *name, ep_tensor *tensor, uint32_t ways,
                       ep_error *out_error);
-/* Makes dense tensors of those that were added. Errors: NO_MEMORY. */
+/* Makes the tensors that were added dense ones in its memory. Errors: NO_MEMORY. */
 ep_err ep_strided_place(ep_strided *strided, ep_error *out_error);
-/* Copies those of a way: inputs to the dense memory, EP_STAGE_OUT back; of parts with EP_STAGE_ROWS
- * the first rows_max rows. With inputs go results of one dimension, of which the operator may write
- * a part. */
+/* way EP_STAGE_IN: inputs go to the dense memory, and results of one dimension, of which the
+ * operator may write only a part. EP_STAGE_OUT: results go back. Of parts with EP_STAGE_ROWS the
+ * first rows_max rows. */
 void ep_strided_copy(const ep_strided *strided, uint32_t way, size_t rows_max);
 void ep_strided_fini(ep_strided *strided);
 

@@ -4,10 +4,12 @@
  * that passes them on. Each host is decided by itself.
  *
  * Bytes that cross to a host, and back. rows(n): tokens with a slot at node n of the host; rows(h):
- * tokens with a slot at any of them, for by host each row crosses once.
+ * tokens with a slot at any of its nodes, since "by host" sends each row once. row, slot, reply
+ * row: bytes of each. With sums (combine_at = NODE_SUM) the last column holds for the way back.
  *
- *   straight   sum of rows(n) * row + slots * slot,  back slots * reply row;  sums: sum of rows(n)
- *   by host    rows(h) * row + slots * slot,         back slots * reply row;  sums: rows(h)
+ *              to the host                       back, rows         back, sums
+ *   straight   sum rows(n) * row + slots * slot  slots * reply row  sum rows(n) * reply row
+ *   by host    rows(h) * row + slots * slot      slots * reply row  rows(h) * reply row
  *
  * Time       of either way: its round trip + bytes / its bytes per second. Both are measured, each
  *            way by itself, over whole calls. So the extra hop of "by host", a second round trip
@@ -19,22 +21,22 @@
  *            The communication challenge for MPP, Parallel Computing 20 (1994), t = t0 + n / r.
  * Bits       rows are the same either way. Sums (combine_at = NODE_SUM) are not: a frame sums the
  *            slots that it carries. Who needs the same sums again does not let this choose.
- * Pure.
+ * Threads    pure.
  */
 #ifndef EP_MOE_HOST_CHOICE_H
 #define EP_MOE_HOST_CHOICE_H
 
 #include "moe/batch.h"
 
-/* Of more tokens so many are counted, from all over. */
+/* Of a batch with more tokens so many are counted, spread over all of it. */
 #define EP_HOST_COUNTED_TOKENS 256u
-/* Calls of a way before its figures count, */
+/* Calls that a way needs before its figures count. */
 #define EP_HOST_SAMPLES_MIN 8u
-/* and how often it is tried until then: one call in so many. */
+/* Until "by host" has them one call in so many goes by host, the others straight. */
 #define EP_HOST_LEARN_OF 7u
-/* Afterwards the way that is not chosen is tried in one call of so many, times what it takes
- * against the other: figures stay new for less than 1 % of the time. Primes, so that the steps of a
- * model do not run in time with them. */
+/* Afterwards the slower way is tried in one call of so many, and more rarely the slower it is:
+ * fresh figures cost less than 1 % of the time. Both numbers are primes, so that a model's layers,
+ * which call in turn, all get their tries. */
 #define EP_HOST_TRY_OF 127u
 /* By host must be this much quicker and save this much of the bytes: straight has no second node
  * that can fail. */
@@ -44,13 +46,16 @@ typedef struct ep_host_load {
     uint64_t node_rows; /* sum of rows(n) */
     uint64_t host_rows; /* rows(h) */
     uint64_t slots;
-    uint32_t nodes; /* with rows */
+    uint32_t nodes; /* of the host, with a row of the tokens that were counted */
 } ep_host_load;
 
 /*
- * What of tokens [token_begin, token_end) of a checked batch goes to each host, times as much as
- * `tokens` are more than these. chosen [experts]: node of each; groups, out_loads [nodes_count]: a
- * host's load stands at the node that stands for it (moe/host_plan.h). scratch [2 * nodes_count].
+ * What a checked batch of `tokens` tokens sends to each host, by the mean of those in
+ * [token_begin, token_end).
+ *   chosen [experts, the shared ones last]  the node that computes each; nodes_count or more: none
+ *   groups [nodes_count]                    the node that stands for each node's host (host_plan.h)
+ *   out_loads [nodes_count]                 a host's load, at that node; 0 elsewhere
+ *   scratch [2 * nodes_count]
  */
 void ep_host_count_loads(const ep_batch *batch, const ep_layer_shape *shape, const uint32_t *chosen,
                          const uint32_t *groups, uint32_t nodes_count, uint32_t token_begin,
@@ -66,7 +71,7 @@ typedef struct ep_host_way {
 
 typedef struct ep_host_question {
     ep_host_load load;
-    uint64_t row_bytes; /* of a request's row, its slot, and a reply's row */
+    uint64_t row_bytes; /* of a request's row; the next two: of its slot, of a reply's row */
     uint64_t slot_bytes;
     uint64_t reply_row_bytes;
     bool is_sums;

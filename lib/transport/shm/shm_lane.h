@@ -61,6 +61,7 @@ ep_err ep_shm_loops_start(ep_error *out_error);
 shm_loop *ep_shm_loop_first(void);
 /* The one for the next connection. */
 shm_loop *ep_shm_loop_next(void);
+/* fini of ep_lane_ops: ends the loops' threads. */
 void ep_shm_fini(void);
 /* Has job->run called soon. Its owner lives until then. False: it was posted already, and then
  * runs once for both. */

@@ -43,6 +43,7 @@ bool ep_uv_loop_worker_push(ep_uv_loop_worker *worker, ep_lane_job *job);
 void ep_uv_loop_worker_heard(ep_uv_loop_worker *worker, uint64_t now_ns);
 /* What ep_stream_lane_set_busy_poll set, and the looks of it so far. */
 uint32_t ep_uv_busy_poll(uint64_t *out_polls);
+/* fini of ep_lane_ops: ends the workers. */
 void ep_uv_fini(void);
 
 /* uv_conn.c */
