@@ -65,7 +65,7 @@ class Service(Shared):
     """Where a model's experts are; expertd.hf has it as model.expertd.
 
     client            the expertd.Client
-    model_name, version  what is asked for in each call; another version of the same name is not taken in silence
+    model_name, version  sent with each call: another version of the same name never answers
     seconds_to_ready  from the first try until every expert was served
     client.memory()   bytes of experts that each node holds
     """
