@@ -467,10 +467,11 @@ typedef struct ep_client_node_memory {
     char node[128];
     uint64_t weight_bytes; /* experts in its memory, of all models, in the form it computes with */
 } ep_client_node_memory;
-/* Asks the newest table's node at index and waits for its answer, up to timeout_us (longer than 5 s
- * may keep ep_client_destroy from its work); not from a callback. NOT_FOUND past the end,
- * UNAVAILABLE before the first table. A node without an answer: out_error names it in its field
- * node, with DEADLINE_EXCEEDED or what stands between it and us. */
+/* Asks the node at index of the newest table and waits for its answer, up to timeout_us. Set
+ * struct_bytes of out_memory. Any thread, not from a callback. ep_client_destroy waits for it 5 s;
+ * should it take longer, the client's memory is not freed. Errors: NOT_FOUND past the end,
+ * UNAVAILABLE before the first table; of a node that does not answer DEADLINE_EXCEEDED, or why it
+ * cannot be asked, with its name in out_error->node. */
 EP_API ep_err ep_client_ask_memory(ep_client *client, uint32_t index, uint64_t timeout_us,
                                    ep_client_node_memory *out_memory, ep_error *out_error);
 

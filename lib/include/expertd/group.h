@@ -178,8 +178,8 @@ EP_API void ep_group_read_traffic(ep_group *group, uint32_t rank, ep_group_traff
 /*
  * native: no size or divisibility rule. a2, a3: the ranges that the vendor documents for its newest
  * operators (npu_moe_distribute_dispatch_v2 and combine_v2 of August 2026), for programs that must
- * run there too. server_num is ep_world_size / 8. Not checked, since ranks do not tell: that on the
- * device only hierarchy may leave a super node.
+ * run there too. server_num is ep_world_size / 8. One of the vendor's rules is not checked, since
+ * ranks do not tell their super node: only hierarchy may cross between super nodes.
  */
 typedef enum ep_group_profile {
     EP_GROUP_NATIVE = 0,
@@ -246,8 +246,8 @@ typedef struct ep_group_buffers {
      *       fullmesh_v2: R = ceil((align32(2 * H) + 64) / 480) * 512
      *   a3  hierarchy: M * B * (H * 2 + 16 * align8(K)) + 404 MiB */
     uint64_t vendor_bytes;
-    /* of group_tp, A = B * W * min(L,K): 2 * A * (align512(align32(2 * H) + 44) + align512(2 * H))
-     */
+    /* the same of group_tp, 0 without TP. With A = B * W * min(L,K):
+     *   2 * A * (align512(align32(2 * H) + 44) + align512(2 * H)) */
     uint64_t vendor_tp_bytes;
 } ep_group_buffers;
 
