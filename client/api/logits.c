@@ -62,7 +62,8 @@ static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *given,
             "logits have %" PRId64 " tokens, x has %" PRId64 ": allowed the same, up to %d",
             logits->shape[0], args->x.rank > 0 ? args->x.shape[0] : 0, EP_TOKENS_MAX);
     }
-    return EP_OK;
+    return ep_args_check_mask(&args->active_mask, (uint64_t)logits->shape[0], gate->top_k,
+                              out_error);
 }
 
 /* The gate may not choose among other experts than the layer has. */

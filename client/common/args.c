@@ -285,21 +285,27 @@ static ep_err fill_slots(const ep_moe_args *args, const ep_layer_shape *shape, e
     return EP_OK;
 }
 
+ep_err ep_args_check_mask(const ep_tensor *mask, uint64_t tokens, uint64_t top_k,
+                          ep_error *out_error)
+{
+    const dimension of_slots[] = {{tokens, BY_X}, {top_k, BY_IDS}};
+    return mask->rank == 0 ? EP_OK
+                           : check("active_mask", mask, flag_types, mask->rank == 1 ? 1 : 2,
+                                   of_slots, out_error);
+}
+
 static ep_err fill_masks(const ep_moe_args *args, ep_batch *batch, ep_error *out_error)
 {
     const dimension of_slots[] = {{batch->tokens, BY_X}, {batch->top_k, BY_IDS}};
     const ep_tensor *mask = &args->active_mask;
-    if (mask->rank != 0) { /* [T] or [T,K] */
-        uint32_t rank = mask->rank == 1 ? 1 : 2;
-        ep_err err = check("active_mask", mask, flag_types, rank, of_slots, out_error);
-        if (err != EP_OK) {
-            return err;
-        }
-        if (rank == 1) {
-            batch->mask_tokens = mask->data;
-        } else {
-            batch->mask_slots = rows_of(mask);
-        }
+    ep_err err = ep_args_check_mask(mask, batch->tokens, batch->top_k, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    if (mask->rank == 1) {
+        batch->mask_tokens = mask->data;
+    } else if (mask->rank == 2) {
+        batch->mask_slots = rows_of(mask);
     }
     if (args->result == EP_MOE_PARTIAL) {
         batch->partial_slots = rows_of(&args->partial_slots);
@@ -435,13 +441,18 @@ static ep_err fill_out(const ep_tensor *out, ep_batch *batch, ep_combine_out *ou
     return EP_OK;
 }
 
+/* Strides may be wider than memory: such a tensor ends with it. */
 static uintptr_t end_of(const ep_tensor *tensor)
 {
-    uintptr_t end = (uintptr_t)tensor->data + ep_dtype_bytes(tensor->dtype);
-    for (uint32_t i = 0; i < tensor->rank; i++) {
-        end += (uintptr_t)((tensor->shape[i] - 1) * tensor->stride_bytes[i]);
+    size_t end = (size_t)(uintptr_t)tensor->data;
+    bool fits = ep_add_size(end, ep_dtype_bytes(tensor->dtype), &end);
+    for (uint32_t i = 0; fits && i < tensor->rank; i++) {
+        size_t part = 0;
+        fits = tensor->shape[i] == 1 ||
+               (ep_mul_size((size_t)tensor->shape[i] - 1, (size_t)tensor->stride_bytes[i], &part) &&
+                ep_add_size(end, part, &end));
     }
-    return end;
+    return fits ? end : UINTPTR_MAX;
 }
 
 /* The result is written while inputs are still read. */

@@ -46,6 +46,11 @@ ep_err ep_args_take(const ep_moe_args *given, const ep_tensor *out, ep_moe_args 
 ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const char *model,
                          const ep_layer_shape *shape, ep_call_spec *out_spec, ep_error *out_error);
 
+/* active_mask, absent, [tokens] or [tokens, top_k]: as ep_call_spec_fill does, for who reads it
+ * before. */
+ep_err ep_args_check_mask(const ep_tensor *mask, uint64_t tokens, uint64_t top_k,
+                          ep_error *out_error);
+
 /* One tensor: host memory, rank, type among types (EP_DTYPE_NONE-terminated), contiguous inside a
  * row. */
 ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,

@@ -537,6 +537,22 @@ Test(client_forward, logits_give_what_gate_and_forward_give)
     cr_assert(memcmp(&loads[0], &loads[1], sizeof(loads[0])) == 0 &&
               memcmp(fractions[0], fractions[1], sizeof(fractions[0])) == 0);
     gate.load = NULL;
+    /* a mask is read before the call has its checks */
+    uint8_t *lone = malloc(20);
+    cr_assert_not_null(lone);
+    memset(lone, 1, 20);
+    ep_tensor masks[] = {
+        ep_tensor_1d(lone, EP_DTYPE_BOOL, 20), ep_tensor_1d(lone, EP_DTYPE_I32, 20),
+        ep_tensor_1d(lone, EP_DTYPE_BOOL, 19), ep_tensor_2d(lone, EP_DTYPE_U8, 20, 3),
+        ep_tensor_1d(NULL, EP_DTYPE_BOOL, 20)};
+    masks[0].stride_bytes[0] = 4096;
+    for (size_t i = 0; i < sizeof(masks) / sizeof(masks[0]); i++) {
+        args.active_mask = masks[i];
+        cr_assert_eq(ep_moe_forward_logits(h.client, &args, &gate, &l, &b.out_tensor, &result),
+                     EP_ERR_INVALID_ARGUMENT);
+        ASSERT_TEXT(result.error, "active_mask has ");
+    }
+    free(lone);
     args.active_mask = ep_tensor_none();
     gate.experts = 7;
     cr_assert_eq(ep_moe_forward_logits(h.client, &args, &gate, &l, &b.out_tensor, &result),

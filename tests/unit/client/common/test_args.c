@@ -278,6 +278,9 @@ Test(args, out)
     bad(EP_ERR_INVALID_ARGUMENT, "out has stride 2 between slots: allowed 16 or more");
     out = ep_tensor_2d(x, EP_DTYPE_BF16, T, H);
     bad(EP_ERR_INVALID_ARGUMENT, "out overlaps x: they must be apart");
+    out = ep_tensor_2d(x, EP_DTYPE_BF16, T, H);
+    out.stride_bytes[0] = (int64_t)((UINT64_MAX - 63) / (T - 1)); /* would end before it begins */
+    bad(EP_ERR_INVALID_ARGUMENT, "out overlaps x: they must be apart");
 }
 
 Test(args, empty_batches_need_no_data)
