@@ -122,10 +122,22 @@ void ep_parameters_from_message(const ep_parameters *set, const void *message, v
 
 /* ---- what it may be ---- */
 
-/* Whether a word stands for value; all words go to text, as "0 (auto), 1 (decode)". */
-static bool is_among(const ep_parameter *row, uint32_t value, char text[ALLOWED_BYTES])
+static bool is_among(const ep_parameter *row, uint32_t value)
 {
-    bool found = false;
+    const char *word = row->words;
+    for (unsigned place = 0; word != NULL; place++) {
+        if ((row->numbers != NULL ? row->numbers[place] : place) == value) {
+            return true;
+        }
+        word = strchr(word, '|');
+        word = word != NULL ? word + 1 : NULL;
+    }
+    return false;
+}
+
+/* As "0 (auto), 1 (decode)". */
+static void list_words(const ep_parameter *row, char text[ALLOWED_BYTES])
+{
     size_t used = 0;
     const char *word = row->words;
     for (unsigned place = 0; *word != '\0' && used < ALLOWED_BYTES; place++) {
@@ -133,10 +145,8 @@ static bool is_among(const ep_parameter *row, uint32_t value, char text[ALLOWED_
         const int bytes = (int)strcspn(word, "|");
         used += (size_t)snprintf(text + used, ALLOWED_BYTES - used, "%s%u (%.*s)",
                                  place == 0 ? "" : ", ", number, bytes, word);
-        found |= number == value;
         word += bytes + (word[bytes] == '|');
     }
-    return found;
 }
 
 static ep_err check_one(const ep_parameter *row, const uint8_t *value, ep_error *out_error)
@@ -151,13 +161,14 @@ static ep_err check_one(const ep_parameter *row, const uint8_t *value, ep_error 
                             row->name, (double)real);
     }
     if (row->kind != EP_PARAMETER_U32 ||
-        (row->words == NULL && number >= row->least && number <= row->most)) {
+        (row->words != NULL ? is_among(row, number)
+                            : number >= row->least && number <= row->most)) {
         return EP_OK;
     }
     if (row->words == NULL) {
         snprintf(allowed, sizeof(allowed), "%" PRIu32 "..%" PRIu32, row->least, row->most);
-    } else if (is_among(row, number, allowed)) {
-        return EP_OK;
+    } else {
+        list_words(row, allowed);
     }
     return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s %" PRIu32 ": allowed %s", row->name,
                         number, allowed);
