@@ -339,8 +339,9 @@ static ep_err prepare_run(ep_call *call, const ep_view_layer *at, ep_error *out_
     }
     const ep_routing_table *table = at->view->table;
     limits.decode_tokens_max = table->decode_tokens_max;
-    limits.has_few_nodes = ep_routing_table_count_nodes(table, at->model_index) <
-                           table->caller_policy.decode_nodes_min;
+    const uint32_t nodes_min = table->caller_policy.decode_nodes_min;
+    limits.has_few_nodes =
+        nodes_min > 0 && ep_routing_table_count_nodes(table, at->model_index) < nodes_min;
     limits.is_streamed = call->spec.on_tokens != NULL;
     ep_flow_pick(&limits, call->spec.mode, batch, shape, &call->flow);
     call->class_index = call->flow.prefill ? EP_PEER_BULK : EP_PEER_DECODE;

@@ -5,6 +5,14 @@
 
 #include "base/clock.h"
 
+_Static_assert((int)EP_MOE_COMM_WHY_ALONE == (int)EP_HOST_ALONE &&
+                   (int)EP_MOE_COMM_WHY_NO_BYTES == (int)EP_HOST_NO_BYTES &&
+                   (int)EP_MOE_COMM_WHY_REFUSED == (int)EP_HOST_REFUSED &&
+                   (int)EP_MOE_COMM_WHY_LEARNING == (int)EP_HOST_LEARNING &&
+                   (int)EP_MOE_COMM_WHY_TRIED == (int)EP_HOST_TRIED &&
+                   (int)EP_MOE_COMM_WHY_MEASURED == (int)EP_HOST_MEASURED,
+               "why of auto");
+
 /* A node that passed nothing on may do so after its next heartbeat. */
 #define REFUSED_NS EP_NS_PER_S
 
@@ -23,7 +31,9 @@ void ep_call_begin_hosts(ep_call *call)
     call->comm_alg = comm_alg;
     call->knows_hosts = view->has_groups;
     call->chose_hosts = false;
-    memset(call->hosts, 0, view->table->nodes_count * sizeof(*call->hosts));
+    if (call->knows_hosts) {
+        memset(call->hosts, 0, view->table->nodes_count * sizeof(*call->hosts));
+    }
 }
 
 static ep_ways *ways_of(const ep_call *call, uint32_t host)

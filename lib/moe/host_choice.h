@@ -84,7 +84,6 @@ typedef struct ep_host_question {
 
 /* Numbers as in ep_moe_comm_why. */
 typedef enum ep_host_why {
-    EP_HOST_ASKED = 0,
     EP_HOST_ALONE = 1,
     EP_HOST_NO_BYTES = 2,
     EP_HOST_REFUSED = 3,
