@@ -261,12 +261,13 @@ static ep_err compare_batches(const ep_group_call *calls, const uint32_t *ranks,
                       ": with global_bs 0 all must be equal, else global_bs is ranks * largest BS",
                       out_error);
     }
-    int64_t most = calls[largest].tokens * (int64_t)count; /* 0: a TP pair, which has no batch */
-    if (calls[0].global_bs != 0 && most != 0 && calls[0].global_bs != most) {
+    const int64_t most = calls[largest].tokens; /* a peer's, of any size; 0: a TP pair, no batch */
+    if (calls[0].global_bs != 0 && most != 0 &&
+        (calls[0].global_bs / (int64_t)count != most || calls[0].global_bs % (int64_t)count != 0)) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "global_bs is %" PRId64 ": allowed 0, or ep_world_size * largest BS = "
                             "%" PRIu32 " * %" PRId64 " (of rank %" PRIu32 ")",
-                            calls[0].global_bs, count, calls[largest].tokens, ranks[largest]);
+                            calls[0].global_bs, count, most, ranks[largest]);
     }
     for (uint32_t c = 0; uneven && c < count; c++) {
         if (calls[c].has_inactive != 0) {

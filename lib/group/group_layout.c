@@ -141,6 +141,9 @@ ep_err ep_group_elastic_read(const int32_t *info, uint32_t world, uint32_t rank,
         }
         return EP_OK;
     }
+    if (call->moe_experts < 1 || call->moe_experts > INT32_MAX) {
+        return BAD("moe_expert_num is %" PRId64 ": allowed 1..%d", call->moe_experts, INT32_MAX);
+    }
     if (info[1] < 1 || (uint32_t)info[1] > world) {
         return BAD("elastic_info new rank number is %" PRId32 ": allowed 1..%" PRIu32, info[1],
                    world);

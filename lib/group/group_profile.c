@@ -77,7 +77,8 @@ static ep_err check_numbers(const ep_group_call *call, ep_error *out_error)
     TRY(range("zero_expert_num", call->zero_experts, 0, INT32_MAX, "", out_error));
     TRY(range("copy_expert_num", call->copy_experts, 0, INT32_MAX, "", out_error));
     TRY(range("const_expert_num", call->const_experts, 0, INT32_MAX, "", out_error));
-    int64_t all = call->moe_experts + call->zero_experts + call->copy_experts + call->const_experts;
+    int64_t all = call->moe_experts + call->gone_experts + call->zero_experts + call->copy_experts +
+                  call->const_experts;
     return all < INT32_MAX ? EP_OK
                            : BAD("moe_expert_num + zero_expert_num + copy_expert_num + "
                                  "const_expert_num is %" PRId64 ": allowed below 2147483647",

@@ -80,6 +80,10 @@ Test(group_call, unequal_batches_follow_the_profile)
         calls[i].global_bs = 40;
     }
     cr_expect_eq(ep_group_calls_compare(calls, ranks, 8, &error), EP_OK);
+    calls[2].tokens = (INT64_C(1) << 61) + 5; /* times 8 is 40 again in 64 bits */
+    EXPECT_FAILS(ep_group_calls_compare(calls, ranks, 8, &error), EP_ERR_INVALID_ARGUMENT, error,
+                 "global_bs is 40");
+    calls[2].tokens = 5;
     calls[4].has_inactive = 1;
     cr_expect_eq(ep_group_calls_compare(calls, ranks, 8, &error), EP_ERR_INVALID_ARGUMENT);
     cr_expect(strstr(error.text, "x_active_mask") != NULL && strstr(error.text, "rank 5") != NULL,

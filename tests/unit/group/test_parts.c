@@ -71,6 +71,12 @@ Test(group_layout, elastic_info)
         EXPECT_FAILS(ep_group_elastic_read(info, 4, 3, &call, members, &error),
                      EP_ERR_INVALID_ARGUMENT, error, bad[i].text);
     }
+    const int64_t wrong[] = {0, (INT64_C(1) << 32) + 6, INT64_MAX}; /* of which some went away */
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        call.moe_experts = wrong[i];
+        EXPECT_FAILS(ep_group_elastic_read(less, 4, 3, &call, members, &error),
+                     EP_ERR_INVALID_ARGUMENT, error, "moe_expert_num is ");
+    }
 }
 
 Test(group_assist, tells_another_dispatch)
