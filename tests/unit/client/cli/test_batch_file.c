@@ -85,6 +85,16 @@ Test(batch_file, no_tokens_at_all)
     cr_assert(batch.tokens == 0 && batch.hidden == 4 && batch.top_k == 2 &&
               batch.args.x_scales.rank == 1);
     ep_cli_batch_free(&batch);
+    /* bytes of a row that none has are more than 64 bits count */
+    const ep_named_tensor wide[] = {
+        {"x", ep_tensor_2d(NULL, EP_DTYPE_F32, 0, INT64_MAX)},
+        {"expert_ids", ep_tensor_2d(NULL, EP_DTYPE_I64, 0, 2)},
+        {"expert_scales", ep_tensor_2d(NULL, EP_DTYPE_BF16, 0, 2)},
+    };
+    write_batch(path, wide, 3);
+    ASSERT_OK(ep_cli_batch_read(path, &batch, &error), error);
+    cr_assert_eq(batch.hidden, INT64_MAX);
+    ep_cli_batch_free(&batch);
     ep_fixture_remove(dir);
 }
 
