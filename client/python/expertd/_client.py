@@ -309,8 +309,8 @@ class _Request:
 
         return _c.Tokens(tell)
 
-    def answer(self, c: Any) -> Any:
-        error, self.tokens_error = self.tokens_error, None
+    def answer(self, c: Any, error: Optional[BaseException]) -> Any:
+        """error: tokens_error of the same run."""
         if error is not None:
             raise error
         if c.error.code != 0:
@@ -409,7 +409,7 @@ class _Flight:
                 lib.ep_call_cancel(self.call)
 
     def answer(self) -> Any:
-        return self.request.answer(self.result)
+        return self.request.answer(self.result, self.request.tokens_error)
 
 
 def _set_quietly(future: "asyncio.Future[None]") -> None:
@@ -456,6 +456,7 @@ class Prepared:
 
     def __init__(self, client: "Client", request: _Request):
         self._request, self._client, self._result = request, client, _c.sized(_c.MoeResult)
+        self._tokens_error: Optional[BaseException] = None
         self._handle, error = c_void_p(), _c.CError()
         self._busy, self._alive = (
             threading.Lock(),
@@ -525,10 +526,11 @@ class Prepared:
     def _finish(self) -> None:
         with self._busy:
             lib.ep_call_finish(self._open(), byref(self._result))
+            self._tokens_error, self._request.tokens_error = self._request.tokens_error, None
 
     def answer(self) -> Any:
         """What finish returned last."""
-        return self._request.answer(self._result)
+        return self._request.answer(self._result, self._tokens_error)
 
     def _open(self) -> c_void_p:
         self._client._check_process()

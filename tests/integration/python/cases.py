@@ -423,6 +423,26 @@ def case_prepared(c, b):
 # ---- tokens as they are ready ----
 
 
+def check_error_of_cancelled_run(c, b):
+    """What on_tokens raises in a run whose task is cancelled is not the next run's error."""
+    first = []
+
+    async def cancel():
+        loop = asyncio.get_running_loop()
+        task, cancelled = asyncio.current_task(), threading.Event()
+        first.append(lambda: loop.call_soon_threadsafe(lambda: (task.cancel(), cancelled.set())) and cancelled.wait())
+        await call.run_async()
+
+    def stop_once(*_):
+        if first:
+            first.pop()()
+            raise LookupError("of the first run")
+
+    with c.prepare(*b.arguments(), dtype="bf16", on_tokens=stop_once) as call:
+        raised(asyncio.CancelledError, "", asyncio.run, cancel())
+        assert not first and np.array_equal(call.run(), b.y16)
+
+
 def case_on_tokens(c, b):
     told, out = [], np.zeros((TOKENS, HIDDEN), np.uint16)
 
@@ -451,7 +471,9 @@ def case_on_tokens(c, b):
     with c.prepare(*b.arguments(), out, dtype="bf16", on_tokens=stop) as call:
         for _ in range(2):
             raised(LookupError, "enough", call.run)
+        raised(LookupError, "enough", call.answer)
     assert len(told) == 3 and all(first == 0 for first, _ in told), told
+    check_error_of_cancelled_run(c, b)
     raised(TypeError, "on_tokens is a int: allowed is a function of (first, count)", c.forward, *b.arguments(), dtype="bf16", on_tokens=3)
 
 
