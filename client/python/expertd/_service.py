@@ -70,8 +70,17 @@ class Service(Shared):
     client.memory()   bytes of experts that each node holds
     """
 
-    def __init__(self, experts: str, model_name: Optional[str], version: Optional[str], deadline: float, options: Any):
-        self.url, self.model_name, self.version = experts, model_name, version
+    def __init__(
+        self,
+        experts: str,
+        model_name: Optional[str],
+        version: Optional[str],
+        wait: float,
+        deadline: float,
+        options: Any,
+    ):
+        _client._microseconds("wait", wait)  # refused before a model is loaded
+        self.url, self.model_name, self.version, self.wait = experts, model_name, version, wait
         self.client = _client.Client(experts, **{"wait": None, "deadline": deadline, **(options or {})})
         self.started, self.seconds_to_ready = time.monotonic(), float("nan")
 
@@ -104,7 +113,7 @@ class Service(Shared):
         nodes = ", ".join(f"{node} {'-' if n is None else bar.format_sizeof(n, 'B')}" for node, n in held.items())
         bar.write(f"experts at {self.url}: ready after {self.seconds_to_ready:.1f} s; in memory: {nodes}", file=sys.stderr)
 
-    def wait_ready(self, wait: float, progress: bool) -> _client.Model:
+    def wait_ready(self, progress: bool) -> _client.Model:
         """Until each expert of the model is served, at most wait seconds; shows how many layers are. Errors: ValueError
         (no such model, or several and none named), errors.DeadlineExceeded with the last report."""
         bar = _bar(progress, f"experts at {self.url}")
@@ -121,9 +130,9 @@ class Service(Shared):
                 if bar is not None:
                     bar.total, bar.n = (len(served.layers), len(whole)) if served else (None, 0)
                     bar.set_postfix_str(last)  # why it waits
-                if time.monotonic() - self.started > wait:
+                if time.monotonic() - self.started > self.wait:
                     last = f"{len(whole)} of {len(served.layers)} layers are whole" if served else last
-                    raise errors.DeadlineExceeded(f"{self.url}: waited {wait} s for the experts: {last}")
+                    raise errors.DeadlineExceeded(f"{self.url}: waited {self.wait} s for the experts: {last}")
         finally:
             if bar is not None:
                 bar.close()
@@ -133,7 +142,7 @@ class Service(Shared):
         try:
             self.client.wait_ready(_LOOK_SECONDS)
         except errors.DeadlineExceeded as error:
-            return None, str(error)
+            return None, error.args[0]  # without the code's name, which the last error has
         models = self.client.models()
         if not models:
             time.sleep(_LOOK_SECONDS)

@@ -340,10 +340,8 @@ def layers_of(model: Any) -> List[_Layer]:
 # ---- what users call ----
 
 
-def _connect(
-    model: Any, service: Service, found: List[Tuple[str, Any, _Layer]], wait: float, progress: bool
-) -> None:
-    served = service.wait_ready(wait, progress)
+def _connect(model: Any, service: Service, found: List[Tuple[str, Any, _Layer]], progress: bool) -> None:
+    served = service.wait_ready(progress)
     _check(model, served, found)
     for path, module, layer in found:
         layer.number, layer.service = _number_of(model, path), service
@@ -382,9 +380,9 @@ def offload(
         raise ValueError(f"{type(model).__name__} has its experts on a service already: load it again for another")
     if not found:
         raise ValueError(f"{type(model).__name__} has no experts that expertd.hf knows")
-    service = Service(experts, model_name, version, deadline, client)
+    service = Service(experts, model_name, version, wait, deadline, client)
     try:
-        _connect(model, service, found, wait, progress)
+        _connect(model, service, found, progress)
     except BaseException:
         service.close()
         raise
@@ -441,7 +439,7 @@ def from_pretrained(
     All others, and errors, as offload has them. The checkpoint here may lack the experts' tensors.
     """
     wants_info = options.pop("output_loading_info", False)
-    service = Service(experts, model_name, version, deadline, client)
+    service = Service(experts, model_name, version, wait, deadline, client)
     try:
         service._look()  # a wrong name is told before the model is loaded
         with _Stripping():
@@ -449,7 +447,7 @@ def from_pretrained(
         found = [(p, m, vars(m)["expertd_layer"]) for p, m in model.named_modules() if "expertd_layer" in vars(m)]
         if not found:
             raise ValueError(f"{type(model).__name__} has no experts that expertd.hf knows")
-        _connect(model, service, found, wait, progress)
+        _connect(model, service, found, progress)
     except BaseException:
         service.close()
         raise

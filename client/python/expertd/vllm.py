@@ -92,10 +92,11 @@ def _connect(url: str, pid: int, options: Tuple[Tuple[str, Any], ...]) -> Tuple[
             client["token"] = file.read().strip()
     if "tls" in given:
         client["tls"] = _client.Tls(**dict(given["tls"]))
-    service = Service(url, given.get("model_name"), given.get("version"), given.get("deadline", 60.0), client)
+    wait, deadline = given.get("wait", 600.0), given.get("deadline", 60.0)
+    service = Service(url, given.get("model_name"), given.get("version"), wait, deadline, client)
     try:
         _logger.info("EXPERTD_URL: waiting for the experts at %s", url)
-        served = service.wait_ready(given.get("wait", 600.0), True)
+        served = service.wait_ready(True)
     except BaseException:
         service.close()
         raise

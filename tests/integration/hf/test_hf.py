@@ -262,6 +262,8 @@ def check_types(folder, values, service):
 
 def check_mistakes(c, folder, service):
     """What the two sides do not agree on is refused by its name, before a model is loaded where that can be."""
+    for kind, wait in (TypeError, "2"), (TypeError, None), (ValueError, 0), (ValueError, float("nan")):
+        raised(kind, "wait is ", expertd.hf.from_pretrained, "/absent", service.url, model_name="mixtral", wait=wait, progress=False)
     raised(ValueError, "version 'old'", expertd.hf.from_pretrained, "/absent", service.url, version="old", progress=False)
     for what, keys in (("inner size is 32", dict(intermediate_size=32)), ("top-k is 2", dict(num_experts_per_tok=2)), ("activation is ['gelu']", dict(hidden_act="gelu")),
                        ("experts is 4", dict(num_local_experts=4)), ("in layers [0, 1]", dict(num_hidden_layers=2))):
@@ -271,6 +273,8 @@ def check_mistakes(c, folder, service):
         assert not expertd.hf.layers_of(other), "a model that is refused is changed"
     dense = transformers.LlamaForCausalLM(transformers.LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=50))
     raised(ValueError, "LlamaForCausalLM has no experts", expertd.hf.offload, dense, service.url)
+    error = raised(expertd.errors.DeadlineExceeded, "waited 0.3 s", expertd.hf.from_pretrained, folder, "tcp://127.0.0.1:1", wait=0.3, progress=False)
+    assert str(error).count("DEADLINE_EXCEEDED") == 1, error
 
 
 def check_wait(c, folder):
