@@ -258,9 +258,9 @@ def _strip(module: Any, kind: _Kind, layer: _Layer) -> None:
 
 def _numbers_of(module: Any) -> Tuple[float, float]:
     """alpha and limit of the activation, under the names that transformers has for them."""
-    alpha = getattr(module, "alpha", getattr(module, "swiglu_alpha", 1.702))
+    alpha = getattr(module, "alpha", getattr(module, "swiglu_alpha", None))
     limit = getattr(module, "limit", getattr(module, "swiglu_limit", None))
-    return alpha, float("inf") if limit is None else limit
+    return 1.702 if alpha is None else alpha, float("inf") if limit is None else limit
 
 
 def _formulas(gate: Any, up: Any, alpha: float, limit: float, config: Any) -> Dict[str, Any]:

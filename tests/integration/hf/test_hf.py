@@ -14,6 +14,7 @@ sys.path[:0] = [f"{HERE}/../door", f"{HERE}/../models", f"{SOURCE}/client/python
 os.environ.update(HF_HUB_OFFLINE="1", EXPERTD_LIBRARY=f"{BUILD}/client/libexpertd.so.0")
 
 import torch, transformers
+from transformers.integrations import finegrained_fp8
 from door_cluster import Cluster, wait_for
 
 import expertd
@@ -249,6 +250,26 @@ def check_interrupt(model, values, service):
     assert error_of(logits(model), values) < EXACT
 
 
+def check_fp8(folder, tokens, service):
+    """The class that transformers puts in the place of experts in fp8: while it makes a model, and in one that is loaded."""
+
+    def replace(model):
+        config = transformers.FineGrainedFP8Config(weight_block_size=(16, 16))
+        finegrained_fp8.replace_with_fp8_linear(model, [r".*\.self_attn", "lm_head"], config)
+        found = [m for m in model.modules() if isinstance(m, finegrained_fp8.FP8Experts)]
+        assert len(found) == tiny_models.LAYERS
+        return found
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with expertd.hf._Stripping():
+        experts = replace(copy.deepcopy(model))
+    assert all("expertd_layer" in vars(m) and not list(m.parameters()) for m in experts)
+    experts = replace(model)
+    expertd.hf.offload(model, service.url, model_name="mixtral", progress=False)
+    assert torch.equal(generated(model, 1), tokens[1]) and not any(list(m.parameters()) for m in experts)
+    model.expertd.close()
+
+
 def check_types(folder, values, service):
     """Rows in the type of the model."""
     for dtype in torch.bfloat16, torch.float16:
@@ -295,6 +316,7 @@ def check_wait(c, folder):
 def check_cases(c):
     folder, tokens, values, service = model_and_service(c)
     check_offload(folder, tokens, values, service)
+    check_fp8(folder, tokens, service)
     check_types(folder, values, service)
     check_mistakes(c, folder, service)
     check_wait(c, folder)
