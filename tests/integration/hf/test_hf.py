@@ -292,6 +292,9 @@ def check_mistakes(c, folder, service):
         other = transformers.AutoModelForCausalLM.from_config(config)
         raised(ValueError, what, expertd.hf.offload, other, service.url, model_name="mixtral", progress=False)
         assert not expertd.hf.layers_of(other), "a model that is refused is changed"
+    double = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    double.model.layers[1].vision_moe = copy.deepcopy(double.model.layers[1].mlp)
+    raised(ValueError, "in layers [0, 1, 1, 2]", expertd.hf.offload, double, service.url, model_name="mixtral", progress=False)
     dense = transformers.LlamaForCausalLM(transformers.LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=50))
     raised(ValueError, "LlamaForCausalLM has no experts", expertd.hf.offload, dense, service.url)
     error = raised(expertd.errors.DeadlineExceeded, "waited 0.3 s", expertd.hf.from_pretrained, folder, "tcp://127.0.0.1:1", wait=0.3, progress=False)
