@@ -490,18 +490,23 @@ Test(client_forward, prepared_calls_in_flight_take_their_replies_in_any_order)
 
 /* ---- logits ---- */
 
+static ep_gate_config gate_of(ep_gate_score select, ep_gate_score weight)
+{
+    return (ep_gate_config){.struct_bytes = sizeof(ep_gate_config),
+                            .select = select,
+                            .weight = weight,
+                            .experts = 8,
+                            .top_k = 2,
+                            .scaling_factor = 1,
+                            .groups = 1,
+                            .groups_kept = 1};
+}
+
 Test(client_forward, logits_give_what_gate_and_forward_give)
 {
     float logits[20 * 8];
     uint64_t state = 5;
-    ep_gate_config gate = {.struct_bytes = sizeof(gate),
-                           .select = EP_GATE_LOGIT,
-                           .weight = EP_GATE_SOFTMAX_SELECTED,
-                           .experts = 8,
-                           .top_k = 2,
-                           .scaling_factor = 1,
-                           .groups = 1,
-                           .groups_kept = 1};
+    ep_gate_config gate = gate_of(EP_GATE_LOGIT, EP_GATE_SOFTMAX_SELECTED);
     HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2);
     batch_make(&b, &h, 20, 2, 1);
     for (size_t i = 0; i < 160; i++) {
@@ -645,14 +650,7 @@ static float mean_without(const float *row, int left_out)
 Test(client_forward, logits_follow_the_policy)
 {
     float logits[6 * 8];
-    ep_gate_config gate = {.struct_bytes = sizeof(gate),
-                           .select = EP_GATE_SOFTMAX,
-                           .weight = EP_GATE_SOFTMAX,
-                           .experts = 8,
-                           .top_k = 2,
-                           .scaling_factor = 1,
-                           .groups = 1,
-                           .groups_kept = 1};
+    ep_gate_config gate = gate_of(EP_GATE_SOFTMAX, EP_GATE_SOFTMAX);
     HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2);
     batch_make(&b, &h, 6, 2, 1);
     for (int i = 0; i < 48; i++) {
