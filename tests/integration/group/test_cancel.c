@@ -6,7 +6,6 @@
  * it or keep what they had finished; after a cancel the group goes on.
  */
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -14,6 +13,7 @@
 
 #include "case_draw.h"
 #include "rank_call.h"
+#include "rank_expect.h"
 #include "rank_threads.h"
 
 #define RANKS 3
@@ -22,16 +22,6 @@
 
 static bool failed;
 static pthread_barrier_t together;
-
-#define EXPECT(condition, ...)                                                                     \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: rank %u: ", __FILE__, __LINE__, rank);                         \
-            fprintf(stderr, __VA_ARGS__);                                                          \
-            fprintf(stderr, "\n");                                                                 \
-            __atomic_store_n(&failed, true, __ATOMIC_RELAXED);                                     \
-        }                                                                                          \
-    } while (0)
 
 static void meet(void)
 {

@@ -13,21 +13,12 @@
 #include "case_draw.h"
 #include "group/group_call.h"
 #include "rank_call.h"
+#include "rank_expect.h"
 #include "rank_threads.h"
 
 #define RANKS 3
 
 static bool failed;
-
-#define EXPECT(condition, ...)                                                                     \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: rank %u: ", __FILE__, __LINE__, rank);                         \
-            fprintf(stderr, __VA_ARGS__);                                                          \
-            fprintf(stderr, "\n");                                                                 \
-            __atomic_store_n(&failed, true, __ATOMIC_RELAXED);                                     \
-        }                                                                                          \
-    } while (0)
 
 /* `error` has the code and says each of the words. */
 #define EXPECT_ERROR(err, code, ...)                                                               \
