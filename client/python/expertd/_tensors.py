@@ -11,7 +11,6 @@ import numpy as np
 from . import _c
 
 DTYPES = _c.ENUMS["EP_DTYPE_"]
-NAMES = {number: name for name, number in DTYPES.items()}
 BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i8": 1, "u8": 1, "i32": 4, "i64": 8, "bool": 1, "f8e4m3": 1}
 NUMPY = {
     "float32": "f32",
