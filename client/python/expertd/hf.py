@@ -317,6 +317,16 @@ def _number_of(model: Any, path: str) -> int:
     return number
 
 
+def _refuse_split(given: Dict[str, Any]) -> None:
+    """Ranks of transformers add up their outputs of a layer of experts, and each has the whole sum from the service."""
+    for name in ("distributed_config", "tp_plan", "tp_size", "device_mesh"):
+        if given.get(name) is not None:
+            raise ValueError(
+                f"{name} is given: allowed is None, as ranks would add up the service's sums: load the whole "
+                "model in each process, or spread it with device_map"
+            )
+
+
 def _check(model: Any, served: _client.Model, found: List[Tuple[str, Any, _Layer]]) -> None:
     """Refuses what the service serves otherwise, by name."""
     by_number = {layer.layer: layer for layer in served.layers}
@@ -371,6 +381,7 @@ def offload(
     model is as it was. Rows travel in the type of the model: bf16, f16 or f32. Errors of the service are those of
     expertd.Client.forward; Ctrl-C ends a call. save_pretrained writes the model without experts.
     """
+    _refuse_split(vars(model.config))
     found = []
     for path, module in model.named_modules():
         kind = _kind_of(module)
@@ -438,6 +449,7 @@ def from_pretrained(
 
     All others, and errors, as offload has them. The checkpoint here may lack the experts' tensors.
     """
+    _refuse_split(options)
     wants_info = options.pop("output_loading_info", False)
     service = Service(experts, model_name, version, wait, deadline, client)
     try:

@@ -292,6 +292,10 @@ def check_mistakes(c, folder, service):
         other = transformers.AutoModelForCausalLM.from_config(config)
         raised(ValueError, what, expertd.hf.offload, other, service.url, model_name="mixtral", progress=False)
         assert not expertd.hf.layers_of(other), "a model that is refused is changed"
+    raised(ValueError, "tp_plan is given", expertd.hf.from_pretrained, "/absent", service.url, model_name="mixtral", tp_plan="auto", progress=False)
+    split = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    split.config.distributed_config = transformers.distributed.DistributedConfig(tp_size=2)
+    raised(ValueError, "distributed_config is given", expertd.hf.offload, split, service.url, model_name="mixtral", progress=False)
     double = transformers.AutoModelForCausalLM.from_pretrained(folder)
     double.model.layers[1].vision_moe = copy.deepcopy(double.model.layers[1].mlp)
     raised(ValueError, "in layers [0, 1, 1, 2]", expertd.hf.offload, double, service.url, model_name="mixtral", progress=False)
