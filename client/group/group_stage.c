@@ -49,6 +49,9 @@ static ep_err stage_all(ep_group_stage *stage, const staged_tensor *tensors, siz
 ep_err ep_group_stage_dispatch(ep_group_stage *stage, ep_moe_dispatch_args *args,
                                ep_error *out_error)
 {
+    /* Copied in first: results that the operator writes only a part of, so that the rest of the
+     * caller's tensor stays; and scales that this mode does not write. */
+    const uint32_t scales_ways = args->quant_mode == 2 ? EP_STAGE_OUT | EP_STAGE_ROWS : EP_STAGE_IN;
     const staged_tensor tensors[] = {
         {"x", &args->x, EP_STAGE_IN},
         {"expert_ids", &args->expert_ids, EP_STAGE_IN},
@@ -57,11 +60,11 @@ ep_err ep_group_stage_dispatch(ep_group_stage *stage, ep_moe_dispatch_args *args
         {"expert_scales", &args->expert_scales, EP_STAGE_IN},
         {"performance_info", &args->performance_info, EP_STAGE_IN | EP_STAGE_OUT},
         {"expand_x", &args->expand_x, EP_STAGE_OUT | EP_STAGE_ROWS},
-        {"dynamic_scales", &args->dynamic_scales, EP_STAGE_OUT | EP_STAGE_ROWS},
+        {"dynamic_scales", &args->dynamic_scales, scales_ways},
         {"assist_info_for_combine", &args->assist_info_for_combine, EP_STAGE_OUT},
-        {"expert_token_nums", &args->expert_token_nums, EP_STAGE_OUT},
-        {"ep_recv_counts", &args->ep_recv_counts, EP_STAGE_OUT},
-        {"tp_recv_counts", &args->tp_recv_counts, EP_STAGE_OUT},
+        {"expert_token_nums", &args->expert_token_nums, EP_STAGE_IN | EP_STAGE_OUT},
+        {"ep_recv_counts", &args->ep_recv_counts, EP_STAGE_IN | EP_STAGE_OUT},
+        {"tp_recv_counts", &args->tp_recv_counts, EP_STAGE_IN | EP_STAGE_OUT},
         {"expand_scales", &args->expand_scales, EP_STAGE_OUT | EP_STAGE_ROWS}};
     return stage_all(stage, tensors, EP_ARRAY_COUNT(tensors), out_error);
 }

@@ -94,10 +94,8 @@ static void from_device(tensors *t, ep_acl_stream stream)
 /* Of the dispatch's or the combine's expand_x, the rows that came. */
 static size_t bytes_received(const rank_call *call, const ep_tensor *expand)
 {
-    const int32_t *counts = call->dispatch.ep_recv_counts.data;
-    const size_t entries = (size_t)call->dispatch.ep_recv_counts.shape[0];
     const size_t row = bytes_of(expand) / (size_t)(expand->shape[0] > 0 ? expand->shape[0] : 1);
-    return (entries > 0 ? (size_t)counts[entries - 1] : 0) * row;
+    return (size_t)rank_call_rows_received(call) * row;
 }
 
 static bool spare_rows_are_unwritten(const rank_call *call)

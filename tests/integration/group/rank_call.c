@@ -12,11 +12,13 @@
 static const ep_dtype dtypes[] = {
     [ORACLE_BF16] = EP_DTYPE_BF16, [ORACLE_F16] = EP_DTYPE_F16, [ORACLE_F32] = EP_DTYPE_F32};
 
+enum { SPARE_COUNTS = 3, UNWRITTEN = 0xa5 };
+
 static void *memory(rank_call *call, size_t bytes)
 {
     size_t whole = (bytes + 127) / 64 * 64;
     void *data = aligned_alloc(64, whole);
-    memset(data, 0xa5, whole);
+    memset(data, UNWRITTEN, whole);
     call->memory[call->memory_count++] = data;
     return data;
 }
@@ -91,8 +93,10 @@ static void init_dispatch(rank_call *call)
     int64_t ints = 128 * (rows > 0 ? rows : 1);
     d->assist_info_for_combine = ep_tensor_1d(memory(call, 4 * (size_t)ints), EP_DTYPE_I32, ints);
     d->expert_token_nums = ep_tensor_1d(memory(call, 8 * (size_t)local), EP_DTYPE_I64, local);
-    d->ep_recv_counts =
-        ep_tensor_1d(memory(call, 4 * (size_t)(local * c->ranks)), EP_DTYPE_I32, local * c->ranks);
+    int64_t counts = local * c->ranks + SPARE_COUNTS;
+    int32_t *counts_memory = memory(call, 4 * (size_t)counts);
+    d->ep_recv_counts = ep_tensor_1d(counts_memory, EP_DTYPE_I32, counts);
+    call->spare_counts = (const uint8_t *)(counts_memory + counts - SPARE_COUNTS);
     d->expand_scales = ep_tensor_1d(memory(call, 4 * (size_t)rows), EP_DTYPE_F32, rows);
     d->performance_info = ep_tensor_1d(memory(call, 8 * (size_t)c->ranks), EP_DTYPE_I64, c->ranks);
     memset(d->performance_info.data, 0, 8 * (size_t)c->ranks);
@@ -367,15 +371,41 @@ static bool check_counts(const rank_call *call, int n, const oracle_row *rows)
     return true;
 }
 
+/* Of tensors that are longer than what a dispatch writes, or that it does not use. */
+static bool check_unwritten(const rank_call *call)
+{
+    const ep_moe_dispatch_args *d = &call->dispatch;
+    for (int i = 0; i < 4 * SPARE_COUNTS; i++) {
+        if (call->spare_counts[i] != UNWRITTEN) {
+            return DIFFERS("byte after those of ep_recv_counts", i, call->spare_counts[i],
+                           UNWRITTEN);
+        }
+    }
+    const uint8_t *scales = d->dynamic_scales.data;
+    for (int i = 0; !call->c->quantise && i < 4 * (int)d->dynamic_scales.shape[0]; i++) {
+        if (scales[i] != UNWRITTEN) {
+            return DIFFERS("byte of dynamic_scales", i, scales[i], UNWRITTEN);
+        }
+    }
+    return true;
+}
+
 bool rank_call_check_dispatch(const rank_call *call)
 {
     oracle_row *rows;
     float *values;
     int n = oracle_dispatch(call->c, (int)call->rank, &rows, &values);
-    bool good = check_counts(call, n, rows) && check_rows(call, n, rows, values);
+    bool good =
+        check_counts(call, n, rows) && check_rows(call, n, rows, values) && check_unwritten(call);
     free(rows);
     free(values);
     return good;
+}
+
+int32_t rank_call_rows_received(const rank_call *call)
+{
+    const int64_t entries = call->dispatch.ep_recv_counts.shape[0] - SPARE_COUNTS;
+    return entries > 0 ? ((const int32_t *)call->dispatch.ep_recv_counts.data)[entries - 1] : 0;
 }
 
 void rank_call_experts(rank_call *call)

@@ -26,6 +26,7 @@ typedef struct rank_call {
     size_t dispatch_workspace_bytes;
     size_t combine_workspace_bytes;
     int64_t rows_max;
+    const uint8_t *spare_counts; /* what follows the counts in ep_recv_counts as it was made */
     void *memory[40];
     int memory_count;
     /* begun */
@@ -47,6 +48,8 @@ void rank_call_free(rank_call *call);
 ep_err rank_call_dispatch(rank_call *call, ep_group *group, ep_error *out_error);
 /* Compares all outputs of the dispatch; prints the first difference. */
 bool rank_call_check_dispatch(const rank_call *call);
+/* Rows of expand_x that the dispatch wrote: the last of its counts, which spare entries follow. */
+int32_t rank_call_rows_received(const rank_call *call);
 /* Runs the experts over what came; the combine's expand_x is ready then. */
 void rank_call_experts(rank_call *call);
 ep_err rank_call_combine(rank_call *call, ep_group *group, ep_error *out_error);

@@ -51,8 +51,7 @@ static void spoil(ep_tensor *rows, int64_t row)
 static void spoil_rows(rank_call *call)
 {
     const int32_t *triples = call->dispatch.assist_info_for_combine.data;
-    const int32_t *counts = call->dispatch.ep_recv_counts.data;
-    int32_t rows = counts[call->dispatch.ep_recv_counts.shape[0] - 1];
+    int32_t rows = rank_call_rows_received(call);
     for (int32_t r = 0; r < rows; r++) {
         if (triples[3 * r] == 2 && triples[3 * r + 1] == SPOILT) {
             spoil(&call->combine.expand_x, r);
