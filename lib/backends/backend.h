@@ -20,7 +20,7 @@
 #include "moe/flow.h"
 #include "observe/trace.h"
 
-#define EP_BACKEND_API_VERSION 1
+#define EP_BACKEND_API_VERSION 2
 #define EP_NUMERICS_ID_BYTES 96
 #define EP_JOB_ROWS_MAX 4096
 #define EP_BACKEND_JOBS_MAX 65536 /* jobs submitted and not yet done, per backend */
@@ -81,11 +81,11 @@ typedef enum ep_numerics {
     /* kernels/bf16dp.h for the formats it has, others portable; slow without AVX2 */
     EP_NUMERICS_BF16DP,
     EP_NUMERICS_BF16ODD, /* the same with kernels/bf16odd.h */
-    /* kernels/ffn_w4a8.h for the formats it has, others as EP_NUMERICS_BF16DP; coarser, so never by
-     * itself */
+    /* kernels/ffn_w4a8.h for the formats it has, others as EP_NUMERICS_BF16DP */
     EP_NUMERICS_W4A8,
-    /* the one of the first three in which this CPU computes these weights fastest */
+    /* the family in which this CPU computes these weights fastest */
     EP_NUMERICS_AUTO,
+    EP_NUMERICS_AUTO_WIDE, /* what auto is for experts of wide_inputs: never w4a8 */
 } ep_numerics;
 
 typedef struct ep_backend_config {
@@ -134,10 +134,10 @@ typedef struct ep_backend_ops {
      * Numerics id for a model whose experts are of this format: family/weight
      * format/rounding/digest of a known-answer run made on this machine, e.g.
      * "portable/bf16/rne/5f0c9a12". Equal ids mean equal bits. others: bits (1 << format) of the
-     * formats that the model's experts are in beside it. Pure after open.
+     * formats that the model's experts are in beside it. wide_inputs: as in these. Pure after open.
      */
-    ep_err (*numerics_id)(ep_backend *backend, ep_weight_format format, uint32_t others,
-                          char out_id[EP_NUMERICS_ID_BYTES]);
+    ep_err (*numerics_id)(ep_backend *backend, ep_weight_format format, bool wide_inputs,
+                          uint32_t others, char out_id[EP_NUMERICS_ID_BYTES]);
     /* Bytes weights_load will take for this expert; 0 when it would refuse it. Looks at shapes and
      * types only. */
     size_t (*weights_bytes)(ep_backend *backend, const ep_expert_source *source);

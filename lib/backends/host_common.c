@@ -132,8 +132,8 @@ bool ep_expert_source_supported(const ep_expert_source *source)
 
 ep_ffn_family ep_numerics_family(ep_numerics numerics, ep_weight_format format)
 {
-    if (numerics == EP_NUMERICS_AUTO) {
-        return ep_ffn_family_fastest(format);
+    if (numerics == EP_NUMERICS_AUTO || numerics == EP_NUMERICS_AUTO_WIDE) {
+        return ep_ffn_family_fastest(format, numerics == EP_NUMERICS_AUTO_WIDE);
     }
     if (numerics == EP_NUMERICS_W4A8) {
         return ep_ffn_family_has(EP_FFN_FAMILY_W4A8, format)

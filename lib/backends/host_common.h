@@ -23,6 +23,11 @@ bool ep_expert_source_supported(const ep_expert_source *source);
 /* EP_OK or INVALID_ARGUMENT. Also looks at every row's addresses. */
 ep_err ep_job_check(const ep_job *job);
 
+/* What numerics are for an expert: auto heeds wide_inputs, a family's name does not. */
+static inline ep_numerics ep_numerics_of(ep_numerics numerics, bool wide_inputs)
+{
+    return numerics == EP_NUMERICS_AUTO && wide_inputs ? EP_NUMERICS_AUTO_WIDE : numerics;
+}
 /* The family for weights of this format, EP_NUMERICS_AUTO decided. */
 ep_ffn_family ep_numerics_family(ep_numerics numerics, ep_weight_format format);
 /* For an expert: that of gate and up if down's format has it too, else that of down if theirs has

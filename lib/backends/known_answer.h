@@ -16,10 +16,10 @@ typedef struct ep_known_answer {
     uint32_t digests[EP_WEIGHTS_COUNT]; /* by format; each covers all activations */
 } ep_known_answer;
 
-/* Loads, runs and unloads on an open backend, which computes with numerics; blocks. Errors: what
- * loading and running bring. */
-ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics, ep_known_answer *out_answer,
-                           ep_error *out_error);
+/* Loads, runs and unloads on an open backend, which computes with numerics; blocks. [true]: of
+ * experts of wide_inputs. Errors: what loading and running bring. */
+ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics,
+                           ep_known_answer out_answers[2], ep_error *out_error);
 
 #define EP_KNOWN_ANSWER_INNER 80 /* I */
 

@@ -268,6 +268,7 @@ typedef struct ep_expert_source {
     ep_weight_format down_format; /* of down; NONE: the same. Of w8a8 both are */
     ep_activation activation;
     ep_activation_numbers numbers;
+    bool wide_inputs; /* the checkpoint names activations of 16 bits: auto takes no int8 for them */
     /* uint32 [H]: the column of gate and up, and of the shared gate, that x[i] belongs to; NULL:
      * i */
     const void *places;

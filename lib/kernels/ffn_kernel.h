@@ -121,8 +121,9 @@ typedef struct ep_ffn_kernel {
 const ep_ffn_kernel *ep_ffn_kernel_at(size_t index);
 /* The fastest kernel of a family that this CPU runs. Never NULL: each family has plain loops. */
 const ep_ffn_kernel *ep_ffn_kernel_of(ep_ffn_family family);
-/* The family in which this CPU computes weights of this format fastest. */
-ep_ffn_family ep_ffn_family_fastest(ep_weight_format format);
+/* The family in which this CPU computes weights of this format fastest. wide_inputs: of those that
+ * do not round inputs to int8. */
+ep_ffn_family ep_ffn_family_fastest(ep_weight_format format, bool wide_inputs);
 
 /* Lines over k_count inputs. */
 static inline uint32_t ep_ffn_lines(ep_ffn_family family, uint32_t k_count)

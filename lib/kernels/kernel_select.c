@@ -75,7 +75,7 @@ const ep_ffn_kernel *ep_ffn_kernel_of(ep_ffn_family family)
 static bool is_native(const ep_ffn_kernel *kernel)
 {
 #if defined(__x86_64__)
-    return kernel == &ep_ffn_kernel_avx512bf16;
+    return kernel == &ep_ffn_kernel_avx512bf16 || kernel == &ep_ffn_kernel_w4a8_avx512vnni;
 #elif defined(__aarch64__)
     return kernel == &ep_ffn_kernel_neon_bf16;
 #else
@@ -84,8 +84,12 @@ static bool is_native(const ep_ffn_kernel *kernel)
 #endif
 }
 
-ep_ffn_family ep_ffn_family_fastest(ep_weight_format format)
+ep_ffn_family ep_ffn_family_fastest(ep_weight_format format, bool wide_inputs)
 {
+    if (!wide_inputs && ep_ffn_family_has(EP_FFN_FAMILY_W4A8, format) &&
+        is_native(ep_ffn_kernel_of(EP_FFN_FAMILY_W4A8))) {
+        return EP_FFN_FAMILY_W4A8;
+    }
     const bool has_dp = is_native(ep_ffn_kernel_of(EP_FFN_FAMILY_BF16DP));
     const bool has_odd = is_native(ep_ffn_kernel_of(EP_FFN_FAMILY_BF16ODD));
     const ep_ffn_family family = has_dp    ? EP_FFN_FAMILY_BF16DP

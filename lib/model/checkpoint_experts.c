@@ -122,8 +122,10 @@ static ep_err allocate_parts(const size_t *bytes, size_t count, uint8_t **places
  * with the routed ones. */
 static const uint16_t half[EP_HIDDEN_MAX]; /* bf16 zeros */
 
-static void halve(const ep_checkpoint *self, bool is_shared, ep_expert_source *source)
+/* What the configuration says of all experts, and of shared ones. */
+static void give_config(const ep_checkpoint *self, bool is_shared, ep_expert_source *source)
 {
+    source->wide_inputs = self->config.info.wide_inputs;
     if (is_shared && self->config.shared_halved) {
         source->shared_gate = half;
         source->shared_gate_dtype = EP_DTYPE_BF16;
@@ -300,7 +302,7 @@ static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan
         ep_large_free(raw[0], raw_bytes);
         return err;
     }
-    halve(self, is_shared, &expert.source);
+    give_config(self, is_shared, &expert.source);
     *out_expert = expert;
     return EP_OK;
 }
@@ -370,7 +372,7 @@ ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t la
                                       .activation = shape->activation,
                                       .places = plan.has_places ? &there : NULL};
     give_places(&plan, places, plan.shared_gate < 0 ? NULL : &there, out_outline);
-    halve(checkpoint, index >= shape->experts, out_outline);
+    give_config(checkpoint, index >= shape->experts, out_outline);
     return EP_OK;
 }
 

@@ -89,6 +89,7 @@ typedef struct ep_model_info {
     ep_dtype dtype;          /* torch_dtype, or that of plain experts when it is absent */
     ep_weight_format format; /* of the routed experts of the first layer: of gate and up */
     uint32_t formats;        /* bits (1 << format) of all that routed experts are in */
+    bool wide_inputs;        /* as in ep_expert_source */
     ep_name_family names;
     ep_router_info router;
     uint32_t moe_layers_count;

@@ -478,6 +478,7 @@ ep_err ep_model_config_parse(const char *file, const char *bytes, size_t count,
     config.type = read_type(&reader, root, &config.info);
     config.shared_gate_required = (type_marks(config.type) & EP_TYPE_SHARED_GATED) != 0;
     config.is_quantised = ep_quant_config_read(&reader, root, &config.quant);
+    config.info.wide_inputs = config.quant.wide_inputs;
     read_dense_part(&reader, root, config.type, &config.info);
     if (reader.err == EP_OK) {
         read_layers(&reader, config.type, &config);

@@ -2,6 +2,7 @@
 /* One table of all keys this build knows, and the few of them that are used. */
 #include "model/quant_config.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -339,6 +340,16 @@ static bool is_int8(const json_t *scheme)
            (bits == NULL || json_is_null(bits) || json_integer_value(bits) == 8);
 }
 
+/* Whether a group says, in its name or of its inputs, that activations have 16 bits. */
+static bool names_wide_inputs(const char *name, const json_t *group)
+{
+    static const char bits[] = "A16";
+    const char *at = strstr(name, bits);
+    const json_t *inputs = json_object_get(group, "input_activations");
+    return (at != NULL && !isdigit((unsigned char)at[sizeof(bits) - 1])) ||
+           json_integer_value(json_object_get(inputs, "num_bits")) == 16;
+}
+
 /* Whether a row of weights has one scale. */
 static bool is_by_row(const json_t *weights)
 {
@@ -372,6 +383,7 @@ static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *
     json_object_foreach(json_object_get(quantised, "config_groups"), name, group)
     {
         const json_t *weights = json_object_get(group, "weights");
+        config->wide_inputs = config->wide_inputs || names_wide_inputs(name, group);
         if (json_is_object(weights)) {
             add_size(w, json_object_get(weights, "block_structure"),
                      json_object_get(weights, "group_size"), config);

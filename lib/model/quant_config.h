@@ -30,6 +30,7 @@ typedef struct ep_quant_config {
     /* of groups and blocks, each once: those that the config states for some weights */
     ep_quant_size sizes[EP_QUANT_SIZES_MAX];
     uint32_t sizes_count;
+    bool wide_inputs;  /* a group names activations of 16 bits (ep_quant_config_read) */
     bool weights_only; /* no config of w8a8: rows of inputs stay as they are */
     ep_quant_words words;
     bool symmetric;  /* gptq: zero points are the middle of the range */
@@ -38,6 +39,10 @@ typedef struct ep_quant_config {
 } ep_quant_config;
 
 /*
+ * wide_inputs: the name of a group has A16 in it, as the presets W4A16 and MXFP4A16, or its
+ * input_activations have num_bits 16. Without input_activations, or with null, a group asks for
+ * nothing.
+ *
  * root: of the whole file; the reader may stand one level down. False: the file has none. Errors,
  * kept in the reader: UNIMPLEMENTED (the key, its value, what is allowed).
  */

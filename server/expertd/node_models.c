@@ -70,17 +70,28 @@ static uint32_t formats_beside(const ep_checkpoint *checkpoint)
     return formats;
 }
 
-/* What was asked for by name and is not to be had is said: no error and no bit would tell. */
-static void warn_of_family(const ep_node_model *model, ep_numerics numerics)
+/* What was asked for by name and is not to be had is said, and what auto chose of two: no error and
+ * no bit would tell. */
+static void log_family(const ep_node_model *model, ep_numerics numerics)
 {
     const ep_weight_format format = model->info->format;
-    if (numerics == EP_NUMERICS_W4A8 &&
-        ep_numerics_family(numerics, format) != EP_FFN_FAMILY_W4A8) {
-        ep_log(EP_LOG_WARN, "numerics", EP_KV(model, model->config->name),
+    const bool is_auto = numerics == EP_NUMERICS_AUTO;
+    const bool may_round = ep_numerics_family(numerics, format) == EP_FFN_FAMILY_W4A8;
+    const bool lacks = numerics == EP_NUMERICS_W4A8 && !may_round;
+    const char *reason = lacks ? "numerics w4a8 is for MXFP4 and int4"
+                         : model->info->wide_inputs
+                             ? "the checkpoint names activations of 16 bits"
+                             : "auto takes w4a8 for 4-bit weights: 1.5 to 1.7 times as fast as "
+                               "bf16dp from 64 rows on";
+    const char *effect = lacks ? "the model's experts are computed as with bf16dp"
+                         : model->info->wide_inputs
+                             ? "inputs are not rounded to int8; numerics: w4a8 does"
+                             : "inputs are rounded to int8: against the unrounded weights an "
+                               "error of .172 for .171; numerics: bf16dp does not";
+    if (lacks || (is_auto && may_round)) {
+        ep_log(lacks ? EP_LOG_WARN : EP_LOG_INFO, "numerics", EP_KV(model, model->config->name),
                EP_KV(weight_format, ep_weight_format_name(format)),
-               EP_KV(numerics, model->numerics),
-               EP_KV(reason, "numerics w4a8 is for MXFP4 and int4"),
-               EP_KV(effect, "the model's experts are computed as with bf16dp"));
+               EP_KV(numerics, model->numerics), EP_KV(reason, reason), EP_KV(effect, effect));
     }
 }
 
@@ -92,8 +103,8 @@ static ep_err find_numerics(ep_node_model *model, ep_backend *const *backends,
     for (uint32_t b = 0; b < backends_count; b++) {
         ep_backend *backend = backends[b];
         char numerics[EP_NUMERICS_ID_BYTES];
-        const ep_err err =
-            backend->ops->numerics_id(backend, model->info->format, others, numerics);
+        const ep_err err = backend->ops->numerics_id(backend, model->info->format,
+                                                     model->info->wide_inputs, others, numerics);
         if (err != EP_OK) {
             return ep_error_set(out_error, err,
                                 "model %s: backend %s cannot compute with %s weights",
@@ -153,7 +164,7 @@ static ep_err open_model(ep_node_model *model, const ep_node_config *config,
     if (err != EP_OK) {
         return err;
     }
-    warn_of_family(model, config->numerics);
+    log_family(model, config->numerics);
     return open_layers(model, store, out_error);
 }
 

@@ -7,7 +7,7 @@
  * family that has them, and in the best of them; the others are shown. Beside w8a8: oneDNN's
  * products of bytes.
  *
- *     bench_formats [JSON] [shape=2048x768] [m=1,4] [format=w8a8] [family=auto,w4a8]
+ *     bench_formats [JSON] [shape=2048x768] [m=1,4] [format=w8a8] [family=auto-wide,w4a8]
  *                   [seconds=0.3] [threads=N] [rivals=no]            (ffn_options.h)
  */
 #include <math.h>
@@ -236,7 +236,7 @@ int main(int argc, char **argv)
     }
     if (o.families_count == 0) {
         o.families_count = 2;
-        o.families[0] = ffn_options_numerics(&o);
+        o.families[0] = o.portable ? EP_NUMERICS_PORTABLE : EP_NUMERICS_AUTO_WIDE;
         o.families[1] = EP_NUMERICS_W4A8;
     }
     b.o = &o;

@@ -82,7 +82,8 @@ static void rig_start(rig *r, uint32_t experts_max, bool has_cache)
                              .checkpoint = r->checkpoint,
                              .format = info->format,
                              .shape = info->moe_layers[0]};
-    EP_ASSERT(r->backend->ops->numerics_id(r->backend, info->format, 0, layer.numerics) == EP_OK);
+    EP_ASSERT(r->backend->ops->numerics_id(r->backend, info->format, false, 0, layer.numerics) ==
+              EP_OK);
     EP_ASSERT(ep_checkpoint_identity(r->checkpoint, layer.identity, &e) == EP_OK);
     EP_ASSERT(ep_weight_store_create(&config, &r->store, &e) == EP_OK);
     EP_ASSERT(ep_weight_store_add_layer(r->store, &layer, &slot, &e) == EP_OK);

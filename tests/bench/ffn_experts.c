@@ -22,7 +22,7 @@ ep_backend *ffn_backend_open(ep_numerics numerics, uint32_t threads)
 
 void ffn_backend_id(ep_backend *backend, ep_weight_format format, char out_id[EP_NUMERICS_ID_BYTES])
 {
-    if (backend->ops->numerics_id(backend, format, 0, out_id) != EP_OK) {
+    if (backend->ops->numerics_id(backend, format, false, 0, out_id) != EP_OK) {
         snprintf(out_id, EP_NUMERICS_ID_BYTES, "no numerics id");
     }
 }

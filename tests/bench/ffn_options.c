@@ -39,11 +39,9 @@ static bool read_format(ffn_options *o, const char *text)
 static const struct {
     const char *name;
     ep_numerics numerics;
-} families[] = {{"portable", EP_NUMERICS_PORTABLE},
-                {"bf16dp", EP_NUMERICS_BF16DP},
-                {"bf16odd", EP_NUMERICS_BF16ODD},
-                {"w4a8", EP_NUMERICS_W4A8},
-                {"auto", EP_NUMERICS_AUTO}};
+} families[] = {{"portable", EP_NUMERICS_PORTABLE}, {"bf16dp", EP_NUMERICS_BF16DP},
+                {"bf16odd", EP_NUMERICS_BF16ODD},   {"w4a8", EP_NUMERICS_W4A8},
+                {"auto", EP_NUMERICS_AUTO},         {"auto-wide", EP_NUMERICS_AUTO_WIDE}};
 enum { FAMILIES = sizeof(families) / sizeof(families[0]) };
 
 ep_numerics ffn_options_numerics(const ffn_options *o)

@@ -8,7 +8,8 @@
 #include <sys/auxv.h>
 #endif
 
-static const char *const names[REF_FAMILIES] = {"portable", "bf16dp", "bf16odd", "w4a8"};
+static const char *const names[REF_FAMILIES + 1] = {"portable", "bf16dp", "bf16odd", "w4a8",
+                                                    "auto"};
 
 const char *ref_family_name(enum ref_family family)
 {
@@ -36,45 +37,53 @@ bool ref_family_parse(const char *text, enum ref_family *out_family)
     return false;
 }
 
-/* The CPU has the family's instructions. */
+/* Levels of the CPU, as EXPERTD_CPU_FEATURES names them, from the least to the greatest that
+ * changes what auto takes. */
 #if defined(__x86_64__)
-static const char level[] = "avx512bf16";
-static const enum ref_family family_of_level = REF_BF16DP;
-
-static bool has_level(void)
+static bool has_vnni(void)
 {
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512bf16");
+           __builtin_cpu_supports("avx512vnni");
+}
+
+static bool has_bf16(void)
+{
+    return has_vnni() && __builtin_cpu_supports("avx512bf16");
+}
+
+static enum ref_family family_below(const char *limit)
+{
+    const bool is_cut = limit != NULL && strcmp(limit, "avx512bf16") != 0;
+    const bool is_less = is_cut && strcmp(limit, "avx512vnni") != 0;
+    return is_less || !has_vnni()  ? REF_PORTABLE
+           : is_cut || !has_bf16() ? REF_AUTO_VNNI
+                                   : REF_W4A8; /* beside it bf16dp */
 }
 #elif defined(__aarch64__)
-static const char level[] = "neon_bf16";
-static const enum ref_family family_of_level = REF_BF16ODD;
-
-static bool has_level(void)
+static enum ref_family family_below(const char *limit)
 {
-    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0 && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+    const bool is_cut = limit != NULL && strcmp(limit, "neon_bf16") != 0;
+    const bool has_level =
+        (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0 && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+    return has_level && !is_cut ? REF_BF16ODD : REF_PORTABLE;
 }
 #else
-static const char level[] = "";
-static const enum ref_family family_of_level = REF_PORTABLE;
-
-static bool has_level(void)
+static enum ref_family family_below(const char *limit)
 {
-    return false;
+    (void)limit;
+    return REF_PORTABLE;
 }
 #endif
 
 enum ref_family ref_family_default(void)
 {
     const char *numerics = getenv("EXPERTD_NUMERICS");
-    const char *limit = getenv("EXPERTD_CPU_FEATURES");
     enum ref_family family;
     if (numerics != NULL && strcmp(numerics, "auto") != 0 && ref_family_parse(numerics, &family)) {
         return family;
     }
-    return has_level() && (limit == NULL || strcmp(limit, level) == 0) ? family_of_level
-                                                                       : REF_PORTABLE;
+    return family_below(getenv("EXPERTD_CPU_FEATURES"));
 }

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numerics families of the oracle, and which of them daemons compute bf16 weights with when nobody
- * says. */
+/* Numerics families of the oracle, and which of them daemons are told of when nobody says. */
 #ifndef TESTS_REFERENCE_REF_FAMILY_H
 #define TESTS_REFERENCE_REF_FAMILY_H
 
 #include <stdbool.h>
 
-enum ref_family { REF_PORTABLE, REF_BF16DP, REF_BF16ODD, REF_W4A8 };
-enum { REF_FAMILIES = 4 };
+enum ref_family { REF_PORTABLE, REF_BF16DP, REF_BF16ODD, REF_W4A8, REF_AUTO_VNNI };
+/* No expert's: what auto is with AVX-512 VNNI and no AVX-512 BF16. w4a8, and beside it portable. */
+enum { REF_FAMILIES = REF_AUTO_VNNI };
 
-/* "portable", "bf16dp", "bf16odd", "w4a8" */
+/* "portable", "bf16dp", "bf16odd", "w4a8"; "auto" of REF_AUTO_VNNI */
 const char *ref_family_name(enum ref_family family);
 /* Whether dot products go over pairs of bf16. */
 bool ref_family_has_pairs(enum ref_family family);

@@ -8,9 +8,11 @@
 
 enum ref_family ref_format_family(enum ref_format format, enum ref_family told)
 {
-    if (told == REF_W4A8) {
+    if (told == REF_W4A8 || told == REF_AUTO_VNNI) {
         bool has_nibbles = format == REF_FORMAT_MXFP4 || format == REF_FORMAT_INT4;
-        return has_nibbles ? REF_W4A8 : ref_format_family(format, REF_BF16DP);
+        return has_nibbles        ? REF_W4A8
+               : told == REF_W4A8 ? ref_format_family(format, REF_BF16DP)
+                                  : REF_PORTABLE;
     }
     bool is_bf16 = format == REF_FORMAT_BF16;
     bool has_groups = format == REF_FORMAT_CODES || ref_format_group(format) > 0;

@@ -309,6 +309,7 @@ float ref_dot_of(enum ref_family family, const float *a, const float *b, size_t 
     case REF_BF16ODD:
         return ref_dot_bf16odd(a, b, n);
     case REF_PORTABLE:
+    case REF_AUTO_VNNI:
     case REF_W4A8:
         break;
     }

@@ -173,6 +173,10 @@ const ep_format_case ep_format_cases[] = {
     USUAL("gguf-mxfp4-q8_0", BLK, MXFP4, 96, 64, "gpt-oss", SWIGLU_OAI, .numbers = {1.702f, 1, 7},
           .biases = true, .container = EP_FORMAT_GGUF, .type = "MXFP4", .down_type = "Q8_0",
           .down = EP_WEIGHTS_INT8_F16),
+    QUANT("ct-w4a16-g32", N1, INT4, 96, 72, PACKED, 32, BF16,
+          "{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"W4A16\":{"
+          "\"input_activations\":null,"
+          "\"weights\":{\"num_bits\":4,\"group_size\":32,\"symmetric\":true}}}}"),
     /* clang-format on */
 };
 const size_t ep_format_cases_count = EP_ARRAY_COUNT(ep_format_cases);

@@ -308,11 +308,11 @@ static ep_err slow_open(const ep_backend_config *config, ep_backend **out_backen
     return EP_OK;
 }
 
-static ep_err slow_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others,
-                               char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err slow_numerics_id(ep_backend *base, ep_weight_format format, bool wide_inputs,
+                               uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
 {
     ep_backend *reference = ((slow_backend *)base)->reference;
-    return reference->ops->numerics_id(reference, format, others, out_id);
+    return reference->ops->numerics_id(reference, format, wide_inputs, others, out_id);
 }
 
 static size_t slow_weights_bytes(ep_backend *base, const ep_expert_source *source)

@@ -480,10 +480,11 @@ static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_back
     return EP_OK;
 }
 
-static ep_err ascend_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others,
-                                 char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err ascend_numerics_id(ep_backend *base, ep_weight_format format, bool wide_inputs,
+                                 uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
 {
     ascend_backend *backend = (ascend_backend *)base;
+    (void)wide_inputs; /* there is one arithmetic */
     if (format != EP_WEIGHTS_BF16 && format != EP_WEIGHTS_F16 &&
         !(format == EP_WEIGHTS_W8A8 && (backend->device.abilities & EP_ASCEND_W8A8) != 0)) {
         return EP_ERR_UNIMPLEMENTED;

@@ -15,7 +15,7 @@
 typedef struct cpu_backend {
     ep_backend base;
     ep_backend_budget budget;
-    ep_known_answer answer;
+    ep_known_answer answers[2]; /* by wide_inputs */
     ep_numerics numerics;
     ep_cpu_topology *topology;
     ep_cpu_memory *memory; /* of weights */
@@ -74,7 +74,7 @@ ep_err ep_cpu_backend_open_with(const ep_ffn_kernel *kernel, const ep_backend_co
         return ep_error_set(out_error, err, "backend cpu cannot start %u threads",
                             schedule.threads);
     }
-    err = ep_known_answer_run(&backend->base, config->numerics, &backend->answer, out_error);
+    err = ep_known_answer_run(&backend->base, config->numerics, backend->answers, out_error);
     if (err != EP_OK) {
         cpu_close(&backend->base);
         return err;
@@ -91,19 +91,21 @@ static ep_err cpu_open(const ep_backend_config *config, ep_backend **out_backend
     return err != EP_OK ? err : ep_cpu_backend_open_with(NULL, config, out_backend, out_error);
 }
 
-static ep_err cpu_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others,
-                              char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err cpu_numerics_id(ep_backend *base, ep_weight_format format, bool wide_inputs,
+                              uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
 {
     cpu_backend *backend = (cpu_backend *)base;
-    return ep_known_answer_id(&backend->answer,
-                              ep_ffn_family_name(ep_numerics_family(backend->numerics, format)),
-                              format, others, out_id);
+    const ep_numerics numerics = ep_numerics_of(backend->numerics, wide_inputs);
+    return ep_known_answer_id(&backend->answers[wide_inputs],
+                              ep_ffn_family_name(ep_numerics_family(numerics, format)), format,
+                              others, out_id);
 }
 
 static ep_ffn_family family_of(const ep_backend *base, const ep_expert_source *source)
 {
-    return ep_numerics_expert_family(((const cpu_backend *)base)->numerics, source->format,
-                                     source->down_format);
+    const ep_numerics numerics =
+        ep_numerics_of(((const cpu_backend *)base)->numerics, source->wide_inputs);
+    return ep_numerics_expert_family(numerics, source->format, source->down_format);
 }
 
 static size_t cpu_weights_bytes(ep_backend *base, const ep_expert_source *source)
@@ -192,15 +194,14 @@ static void cpu_weights_unload(ep_backend *base, ep_backend_weights *base_weight
 
 static const char *cpu_packed_layout(ep_backend *base)
 {
-    static const char *const layouts[EP_FFN_FAMILIES] = {
-        EP_FFN_PACKED_LAYOUT, EP_FFN_PACKED_LAYOUT "-bf16dp", EP_FFN_PACKED_LAYOUT "-bf16odd",
-        EP_FFN_PACKED_LAYOUT "-w4a8"};
+    static const char *const layouts[2][EP_FFN_FAMILIES] = {
+        {EP_FFN_PACKED_LAYOUT, EP_FFN_PACKED_LAYOUT "-bf16dp", EP_FFN_PACKED_LAYOUT "-bf16odd"},
+        {EP_FFN_PACKED_LAYOUT "-w4a8", EP_FFN_PACKED_LAYOUT "-bf16dp-w4a8"}};
     const ep_numerics numerics = ((cpu_backend *)base)->numerics;
     /* What has bf16 has most: its family tells those of the other formats, but for the one whose
      * mxfp4 tells. */
-    const ep_ffn_family narrow = ep_numerics_family(numerics, EP_WEIGHTS_MXFP4);
-    return layouts[narrow == EP_FFN_FAMILY_W4A8 ? narrow
-                                                : ep_numerics_family(numerics, EP_WEIGHTS_BF16)];
+    const bool is_narrow = ep_numerics_family(numerics, EP_WEIGHTS_MXFP4) == EP_FFN_FAMILY_W4A8;
+    return layouts[is_narrow][ep_numerics_family(numerics, EP_WEIGHTS_BF16)];
 }
 
 static void cpu_weights_export(ep_backend *base, const ep_backend_weights *base_weights,

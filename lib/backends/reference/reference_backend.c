@@ -16,7 +16,7 @@ typedef struct reference_backend {
     ep_numerics numerics;
     pthread_mutex_t answer_lock;
     bool has_answer;
-    ep_known_answer answer;
+    ep_known_answer answers[2]; /* by wide_inputs */
     pthread_t thread;
     bool started;
     float *scratch; /* of the worker thread */
@@ -56,9 +56,10 @@ static ep_err run_job(reference_backend *backend, const ep_job *job)
         span.parent = 0;
         EP_TRACE(kernel_begin, &span);
     }
-    ep_ffn_reference_of(ep_numerics_expert_family(backend->numerics, weights->base.format,
-                                                  weights->base.down_format),
-                        &weights->matrices, &batch, backend->scratch);
+    const ep_numerics numerics = ep_numerics_of(backend->numerics, weights->matrices.wide_inputs);
+    ep_ffn_reference_of(
+        ep_numerics_expert_family(numerics, weights->base.format, weights->base.down_format),
+        &weights->matrices, &batch, backend->scratch);
     if (is_traced) {
         EP_TRACE(kernel_end, &span);
     }
@@ -157,7 +158,7 @@ static ep_err learn_answer(reference_backend *backend)
     pthread_mutex_lock(&backend->answer_lock);
     ep_err err = backend->has_answer ? EP_OK : reference_open(&config, &other, &error);
     if (other != NULL) {
-        err = ep_known_answer_run(other, backend->numerics, &backend->answer, &error);
+        err = ep_known_answer_run(other, backend->numerics, backend->answers, &error);
         backend->has_answer = err == EP_OK;
         reference_close(other);
     }
@@ -165,15 +166,16 @@ static ep_err learn_answer(reference_backend *backend)
     return err;
 }
 
-static ep_err reference_numerics_id(ep_backend *base, ep_weight_format format, uint32_t others,
-                                    char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err reference_numerics_id(ep_backend *base, ep_weight_format format, bool wide_inputs,
+                                    uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
 {
     reference_backend *backend = (reference_backend *)base;
     const ep_err err = learn_answer(backend);
-    const ep_ffn_family family = ep_numerics_family(backend->numerics, format);
+    const ep_ffn_family family =
+        ep_numerics_family(ep_numerics_of(backend->numerics, wide_inputs), format);
     return err != EP_OK ? err
-                        : ep_known_answer_id(&backend->answer, ep_ffn_family_name(family), format,
-                                             others, out_id);
+                        : ep_known_answer_id(&backend->answers[wide_inputs],
+                                             ep_ffn_family_name(family), format, others, out_id);
 }
 
 static size_t reference_weights_bytes(ep_backend *base, const ep_expert_source *source)

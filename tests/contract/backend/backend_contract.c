@@ -215,9 +215,9 @@ Test(backend, equal_numerics_ids_for_equal_bits)
             ep_backend *backend = backend_variant_open(v, 1 + v % 2, 0);
             char id[EP_NUMERICS_ID_BYTES];
             char start[EP_NUMERICS_ID_BYTES];
-            cr_assert_eq(
-                backend->ops->numerics_id(backend, ep_weight_format_of(weight_dtypes[d]), 0, id),
-                EP_OK);
+            cr_assert_eq(backend->ops->numerics_id(backend, ep_weight_format_of(weight_dtypes[d]),
+                                                   false, 0, id),
+                         EP_OK);
             snprintf(start, sizeof(start), "%s/%s/rne/", family, ep_dtype_name(weight_dtypes[d]));
             cr_assert(strncmp(id, start, strlen(start)) == 0 && strlen(id) == strlen(start) + 8,
                       "id is %s", id);
@@ -225,7 +225,7 @@ Test(backend, equal_numerics_ids_for_equal_bits)
                 memcpy(first, id, sizeof(first));
             }
             cr_assert_str_eq(id, first, "%s", backend_variant_name(v));
-            cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_NONE, 0, id),
+            cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_NONE, false, 0, id),
                          EP_ERR_UNIMPLEMENTED);
             backend->ops->close(backend);
         }

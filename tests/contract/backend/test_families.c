@@ -161,24 +161,26 @@ static void expect_ids(ep_numerics numerics, ep_weight_format format)
     char first[EP_NUMERICS_ID_BYTES];
     char id[EP_NUMERICS_ID_BYTES];
     char other[EP_NUMERICS_ID_BYTES];
-    cr_assert_eq(o.all[0]->ops->numerics_id(o.all[0], format, 0, first), EP_OK);
+    cr_assert_eq(o.all[0]->ops->numerics_id(o.all[0], format, false, 0, first), EP_OK);
     for (size_t b = 0; b < o.count; b++) {
-        cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], format, 0, id), EP_OK);
+        cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], format, false, 0, id), EP_OK);
         cr_assert_str_eq(id, first, "%s", o.names[b]);
         for (unsigned f = EP_WEIGHTS_BF16; f < EP_WEIGHTS_COUNT; f++) {
             char want[EP_NUMERICS_ID_BYTES];
             snprintf(want, sizeof(want), "%s/%s/rne/", family_of(numerics, (ep_weight_format)f),
                      ep_weight_format_name((ep_weight_format)f));
-            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], (ep_weight_format)f, 0, id), EP_OK);
+            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], (ep_weight_format)f, false, 0, id),
+                         EP_OK);
             cr_assert(strncmp(id, want, strlen(want)) == 0, "%s, not %s", id, want);
             cr_assert_eq(
-                pairs.all[1]->ops->numerics_id(pairs.all[1], (ep_weight_format)f, 0, other), EP_OK);
+                pairs.all[1]->ops->numerics_id(pairs.all[1], (ep_weight_format)f, false, 0, other),
+                EP_OK);
             const bool is_same = strcmp(family_of(numerics, (ep_weight_format)f),
                                         family_of(EP_NUMERICS_BF16DP, (ep_weight_format)f)) == 0;
             cr_assert_eq(strcmp(id, other) == 0, is_same, "%s and %s", id, other);
         }
     }
-    cr_assert_eq(portable.all[1]->ops->numerics_id(portable.all[1], format, 0, id), EP_OK);
+    cr_assert_eq(portable.all[1]->ops->numerics_id(portable.all[1], format, false, 0, id), EP_OK);
     cr_assert_str_neq(strchr(id, '/'), strchr(first, '/'), "the answers are the same");
     close_all(&pairs);
     close_all(&portable);
@@ -191,6 +193,45 @@ Test(families, ids_name_the_family_and_its_answer)
     expect_ids(EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16);
     expect_ids(EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4);
     expect_ids(EP_NUMERICS_W4A8, EP_WEIGHTS_INT4);
+}
+
+/* One id and its rows with experts that name inputs of 16 bits, or do not. */
+static void expect_auto(ep_weight_format format, bool wide_inputs, ep_numerics same)
+{
+    const uint32_t sizes[] = {1, 7, 40};
+    char want[EP_NUMERICS_ID_BYTES];
+    char id[EP_NUMERICS_ID_BYTES];
+    opened o = open_all(EP_NUMERICS_AUTO, format);
+    opened named = open_all(same, format);
+    expert_fixture f = expert_fixture_make_of(3, 150, 101, 40, format);
+    f.source.wide_inputs = wide_inputs;
+    expert_fixture_answer(&f, ep_numerics_family(same, format));
+    expect_rows(&o, &f, sizes, 3);
+    cr_assert_eq(named.all[1]->ops->numerics_id(named.all[1], format, false, 0, want), EP_OK);
+    for (size_t b = 0; b < o.count; b++) {
+        cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], format, wide_inputs, 0, id), EP_OK);
+        cr_expect_str_eq(id, want, "%s", o.names[b]);
+    }
+    f.source.wide_inputs = true; /* a name is a name */
+    expect_rows(&named, &f, sizes, 3);
+    expert_fixture_free(&f);
+    close_all(&named);
+    close_all(&o);
+}
+
+/* Where auto takes w4a8, and elsewhere, its rows and ids are those of the families that can be
+ * named. */
+Test(families, auto_keeps_inputs_of_16_bits_where_they_are_named)
+{
+    const ep_weight_format formats[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_MXFP8};
+    const ep_numerics numerics[EP_FFN_FAMILIES] = {EP_NUMERICS_PORTABLE, EP_NUMERICS_BF16DP,
+                                                   EP_NUMERICS_BF16ODD, EP_NUMERICS_W4A8};
+    for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
+        for (int wide = 0; wide < 2; wide++) {
+            expect_auto(formats[i], wide != 0,
+                        numerics[ep_ffn_family_fastest(formats[i], wide != 0)]);
+        }
+    }
 }
 
 /* The answers of each family as they were recorded: an id stands for its bits, on every machine and
@@ -219,8 +260,9 @@ Test(families, the_references_answers_are_those_recorded)
         ep_error error;
         ep_backend *backend;
         ASSERT_OK(ep_backend_by_name("reference")->open(&config, &backend, &error), error);
-        cr_assert_eq(backend->ops->numerics_id(backend, recorded[n].format, recorded[n].others, id),
-                     EP_OK);
+        cr_assert_eq(
+            backend->ops->numerics_id(backend, recorded[n].format, false, recorded[n].others, id),
+            EP_OK);
         cr_expect_str_eq(id, recorded[n].id);
         backend->ops->close(backend);
     }
@@ -238,7 +280,8 @@ static void expect_ids_of_a_strange_opener(ep_numerics numerics)
     char id[EP_NUMERICS_ID_BYTES];
     fenv_t before;
     opened o = open_all(numerics, EP_WEIGHTS_BF16);
-    cr_assert_eq(o.all[0]->ops->numerics_id(o.all[0], EP_WEIGHTS_BF16, UINT32_MAX, usual), EP_OK);
+    cr_assert_eq(o.all[0]->ops->numerics_id(o.all[0], EP_WEIGHTS_BF16, false, UINT32_MAX, usual),
+                 EP_OK);
     close_all(&o);
     cr_assert_eq(fegetenv(&before), 0);
     cr_assert_eq(fesetround(FE_UPWARD), 0);
@@ -248,7 +291,8 @@ static void expect_ids_of_a_strange_opener(ep_numerics numerics)
     o = open_all(numerics, EP_WEIGHTS_BF16);
     cr_assert_eq(fesetenv(&before), 0);
     for (size_t b = 0; b < o.count; b++) {
-        cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_BF16, UINT32_MAX, id), EP_OK);
+        cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_BF16, false, UINT32_MAX, id),
+                     EP_OK);
         cr_expect_str_eq(id, usual, "%s", o.names[b]);
     }
     close_all(&o);
@@ -391,7 +435,7 @@ static void id_of(const ep_ffn_kernel *kernel, ep_numerics numerics, ep_weight_f
     ep_error error;
     ep_backend *backend;
     ASSERT_OK(ep_cpu_backend_open_with(kernel, &config, &backend, &error), error);
-    cr_assert_eq(backend->ops->numerics_id(backend, format, 0, out_id), EP_OK);
+    cr_assert_eq(backend->ops->numerics_id(backend, format, false, 0, out_id), EP_OK);
     backend->ops->close(backend);
 }
 
@@ -466,7 +510,7 @@ Test(families, the_variable_forces_a_lower_path)
             cr_assert_neq(i, 0);
             continue; /* this CPU is lower still */
         }
-        cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_BF16, 0, id), EP_OK);
+        cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_BF16, false, 0, id), EP_OK);
         cr_assert(strncmp(id, "portable/", 9) == 0, "%s with %s", id, forced[i]);
         cr_assert_str_eq(ep_ffn_kernel_of(EP_FFN_FAMILY_PORTABLE)->name,
                          i == 0 ? "generic" : forced[i]);
@@ -491,12 +535,12 @@ Test(families, w8a8_has_one_id_in_all_families)
     for (size_t i = 0; i < 4; i++) {
         opened o = open_all(numerics[i], EP_WEIGHTS_BF16);
         for (size_t b = 0; b < o.count; b++) {
-            cr_assert_eq(
-                o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_W8A8, 1u << EP_WEIGHTS_W8A8, id),
-                EP_OK);
+            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_W8A8, false,
+                                                    1u << EP_WEIGHTS_W8A8, id),
+                         EP_OK);
             memcpy(first, first[0] == '\0' ? id : first, sizeof(first));
             cr_assert_str_eq(id, first, "%s", o.names[b]);
-            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_W8A8,
+            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_W8A8, false,
                                                     1u << EP_WEIGHTS_BF16, mixed[i]),
                          EP_OK);
         }
@@ -515,7 +559,7 @@ static void groups_id(ep_numerics numerics, ep_weight_format format,
     ep_backend *backend;
     ep_error error;
     ASSERT_OK(ep_backend_by_name("cpu")->open(&config, &backend, &error), error);
-    cr_assert_eq(backend->ops->numerics_id(backend, format, 1u << format, out_id), EP_OK);
+    cr_assert_eq(backend->ops->numerics_id(backend, format, false, 1u << format, out_id), EP_OK);
     backend->ops->close(backend);
 }
 

@@ -5,7 +5,7 @@
  * cpu and backend reference; auto takes the family the CPU is fastest with, also when nobody says
  * so. Its id says which. Other limits of the CPU than it has end the daemon with a reason. Of nodes
  * with unlike families only those of one hold experts, and rows of two never meet. w4a8, which only
- * experts of 4 bits have, comes when it is named and never by itself.
+ * experts of 4 bits have, comes when it is named, and by itself where the CPU is fastest with it.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 #include "base/clock.h"
 #include "base/cpu_features.h"
 #include "kernels/ffn_kernel.h"
-#include "ref_family.h"
+#include "ref_format.h"
 #include "support/checkpoint_fixture.h"
 #include "batch.h"
 
@@ -300,9 +300,10 @@ int main(void)
     run("--numerics=bf16odd", "--backend=cpu", NULL, "bf16odd");
     run("--numerics=portable", "--backend=cpu", NULL, "portable");
     run("--numerics=auto", "--backend=cpu", NULL,
-        ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_BF16)));
+        ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_BF16, false)));
     /* nobody says */
-    run("--log-level=info", "--backend=cpu", NULL, ref_family_name(ref_family_default()));
+    run("--log-level=info", "--backend=cpu", NULL,
+        ref_family_name(ref_format_family(REF_FORMAT_BF16, ref_family_default())));
     run("--numerics=auto", "--backend=cpu", "portable", "portable");
     run_unlike_nodes("portable", "bf16dp");
     run_unlike_map();
@@ -315,10 +316,13 @@ int main(void)
     }
     run("--numerics=w4a8", "--backend=reference", NULL, "w4a8");
     run_unlike_nodes("w4a8", "bf16dp");
-    make_fixture(EP_WEIGHTS_INT4, ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_INT4)),
-                 "w4a8");
-    run("--numerics=auto", "--backend=cpu", NULL,
-        ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_INT4)));
+    make_fixture(EP_WEIGHTS_INT4, "bf16dp", "w4a8");
+    const char *fastest = ep_ffn_family_name(ep_ffn_family_fastest(EP_WEIGHTS_INT4, false));
+    for (size_t i = 0; i < EP_ARRAY_COUNT(token_counts); i++) {
+        run_oracle(fastest, token_counts[i]);
+    }
+    run("--numerics=auto", "--backend=cpu", NULL, fastest);
+    run("--numerics=bf16dp", "--backend=cpu", NULL, "bf16dp");
     run_unlike_nodes("bf16dp", "w4a8");
     return 0;
 }

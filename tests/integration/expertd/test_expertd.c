@@ -16,6 +16,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/cpu_features.h"
 #include "base/random.h"
 #include "support/checkpoint_fixture.h"
 #include "support/expect.h"
@@ -475,6 +476,64 @@ Test(expertd, a_numerics_family_that_has_none_of_a_models_experts_is_said)
     snprintf(flag, sizeof(flag), "--model=demo=%s", path);
     expect_w4a8_warning(model_flag, true);
     expect_w4a8_warning(flag, false);
+}
+
+/* What a start with this level of the CPU says of a 4-bit model; NULL: nothing. */
+static void expect_auto_line(const char *flag, const char *level, const char *numerics,
+                             const char *effect)
+{
+    setenv(EP_CPU_FEATURES_VARIABLE, level, 1);
+    start(flag, "--numerics=auto", NULL, NULL, NULL);
+    await_notice("READY=1");
+    stop_cleanly();
+    char *output = ep_test_process_output(&node);
+    const char *line =
+        strstr(output, "level=info event=numerics model=demo weight_format=int4-g32 ");
+    cr_expect_eq(line != NULL, effect != NULL, "%s:\n%s", level, output);
+    if (line != NULL && effect != NULL) {
+        cr_expect(strstr(line, numerics) != NULL && strstr(line, effect) != NULL, "%s:\n%s", level,
+                  output);
+    }
+    free(output);
+    ep_test_process_destroy(&node);
+    node.pid_fd = -1;
+}
+
+static bool has_level(const char *level)
+{
+    ep_error error;
+    setenv(EP_CPU_FEATURES_VARIABLE, level, 1);
+    return ep_cpu_features_check(&error) == EP_OK;
+}
+
+Test(expertd, what_auto_chose_for_4_bits_is_said_with_both_figures)
+{
+    static const char group[] = ",\"quantization_config\":{\"quant_method\":\"compressed-tensors\","
+                                "\"config_groups\":{\"W4A16\":{\"weights\":{\"num_bits\":4,"
+                                "\"group_size\":32}}}}}";
+    ep_fixture_config config = ep_fixture_default();
+    char path[PATH_BYTES], file[PATH_BYTES + 32], flag[PATH_BYTES + 32];
+    config.expert_format = EP_WEIGHTS_INT4;
+    config.inner = 32;
+    make_model("narrow", &config, path);
+    snprintf(flag, sizeof(flag), "--model=demo=%s", path);
+    snprintf(file, sizeof(file), "%s/config.json", path);
+    expect_auto_line(flag, "portable", NULL, NULL);
+    if (!has_level("avx512vnni")) {
+        cr_skip_test("this CPU has no AVX-512 VNNI");
+    }
+    expect_auto_line(flag, "avx512vnni", "numerics=w4a8/int4-g32/", "an error of .172 for .171");
+    expect_auto_line(flag, "avx512vnni", "numerics=w4a8/int4-g32/",
+                     "1.5 to 1.7 times as fast as bf16dp");
+    char *text = ep_test_read_file(file);
+    char *end = strrchr(text, '}');
+    char *named = NULL;
+    cr_assert(end != NULL && asprintf(&named, "%.*s%s", (int)(end - text), text, group) > 0);
+    cr_assert(ep_test_write_file(file, named, 0600));
+    free(named);
+    free(text);
+    expect_auto_line(flag, "avx512vnni", "numerics=portable/int4-g32/",
+                     "inputs are not rounded to int8");
 }
 
 Test(expertd, a_taken_port_is_named)

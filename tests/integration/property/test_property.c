@@ -10,8 +10,8 @@
  * A case is a pure function of (seed, number); --case runs one alone and describes it. --slots:
  * after the cases, others of many slots until so many were compared. FAMILY: portable, bf16dp,
  * bf16odd, w4a8; auto, what nodes take on this CPU when nobody says, is that of the nodes in this
- * process, w4a8 that of the daemons: bf16dp for all but the 4-bit weights. EP_TEST_LONG=1: ten
- * times as many cases, and SLOTS_LONG slots.
+ * process, bf16dp that of the daemons. EP_TEST_LONG=1: ten times as many cases, and SLOTS_LONG
+ * slots.
  */
 #include <inttypes.h>
 #include <pthread.h>
@@ -85,7 +85,7 @@ static bool parse_arguments(int argc, char **argv, arguments *out)
 {
     const char *length = getenv("EP_TEST_LONG");
     *out = (arguments){
-        .seed = 1, .cases = PROPERTY_CASES, .families = {ref_family_default(), REF_W4A8}};
+        .seed = 1, .cases = PROPERTY_CASES, .families = {ref_family_default(), REF_BF16DP}};
     if (length != NULL && strcmp(length, "1") == 0) {
         out->cases *= LONG_FACTOR;
         out->slots_min = SLOTS_LONG;

@@ -177,7 +177,7 @@ static void run(ep_timer_service *timers, ep_backend *const *backends, uint32_t 
                                  .checkpoint = checkpoint,
                                  .format = info->format,
                                  .shape = info->moe_layers[l]};
-        MUST(backend->ops->numerics_id(backend, info->format, 0, layer.numerics) == EP_OK);
+        MUST(backend->ops->numerics_id(backend, info->format, false, 0, layer.numerics) == EP_OK);
         MUST(ep_checkpoint_identity(checkpoint, layer.identity, &e) == EP_OK);
         MUST(ep_weight_store_add_layer(store, &layer, &slot, &e) == EP_OK);
     }

@@ -96,10 +96,12 @@ Test(ascend, numerics_are_its_own)
                  EP_ERR_INVALID_ARGUMENT);
     expect_text(&error, "numerics must be auto");
     backend = open_emulated();
-    cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_F16, 0, id), EP_OK);
+    cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_F16, false, 0, id), EP_OK);
     cr_assert_eq(strncmp(id, "ascend/f16/rne/", 15), 0, "%s", id);
-    cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_F32, 0, id), EP_ERR_UNIMPLEMENTED);
-    cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_MXFP4, 0, id), EP_ERR_UNIMPLEMENTED);
+    cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_F32, false, 0, id),
+                 EP_ERR_UNIMPLEMENTED);
+    cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_MXFP4, false, 0, id),
+                 EP_ERR_UNIMPLEMENTED);
     backend->ops->close(backend);
 }
 

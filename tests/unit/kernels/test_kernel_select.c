@@ -52,3 +52,40 @@ Test(kernel_select, a_known_processor_offers_what_it_can)
     }
     cr_assert(want == NULL || strcmp(got, want) == 0, "offered: %s, expected: %s", got, want);
 }
+
+#if defined(__x86_64__)
+/* What auto takes, said once more. wide: where int8 inputs are not allowed. */
+static ep_ffn_family expected_family(const char *level, ep_weight_format format, bool wide)
+{
+    const bool has_vnni = strcmp(level, "avx512vnni") == 0;
+    const bool has_bf16 = strcmp(level, "avx512bf16") == 0;
+    const bool is_4_bit = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
+    const bool has_no_pairs =
+        format == EP_WEIGHTS_F16 || format == EP_WEIGHTS_F32 || format == EP_WEIGHTS_W8A8;
+    return is_4_bit && !wide && (has_vnni || has_bf16) ? EP_FFN_FAMILY_W4A8
+           : has_bf16 && !has_no_pairs                 ? EP_FFN_FAMILY_BF16DP
+                                                       : EP_FFN_FAMILY_PORTABLE;
+}
+
+Test(kernel_select, the_fastest_family_of_each_format_and_level)
+{
+    static const char *const levels[] = {"portable", "avx2", "avx512f", "avx512vnni", "avx512bf16"};
+    ep_error error;
+    for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i++) {
+        setenv(EP_CPU_FEATURES_VARIABLE, levels[i], 1);
+        if (ep_cpu_features_check(&error) != EP_OK) {
+            continue; /* this CPU is lower still */
+        }
+        for (unsigned f = EP_WEIGHTS_NONE + 1; f < EP_WEIGHTS_COUNT; f++) {
+            for (int wide = 0; wide < 2; wide++) {
+                const ep_weight_format format = (ep_weight_format)f;
+                const ep_ffn_family want = expected_family(levels[i], format, wide != 0);
+                const ep_ffn_family got = ep_ffn_family_fastest(format, wide != 0);
+                cr_expect_eq(got, want, "%s, %s%s: %s, not %s", levels[i],
+                             ep_weight_format_name(format), wide != 0 ? ", wide" : "",
+                             ep_ffn_family_name(got), ep_ffn_family_name(want));
+            }
+        }
+    }
+}
+#endif

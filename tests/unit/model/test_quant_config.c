@@ -84,6 +84,17 @@ static const struct {
         GROUP(WEIGHTS("4", "int", "32", "group", "true", "null")) ",\"group_1\":" GROUP(
             WEIGHTS("8", "int", "128", "group", "false", "null")) ",\"group_2\":" GROUP("null")),
      {.sizes = {{1, 32}, {1, 128}}, .sizes_count = 2, .weights_only = true}},
+    {"{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"W4A16\":{\"input_activations\":"
+     "null,\"weights\":{\"num_bits\":4,\"group_size\":32}}}}",
+     {.sizes = {{1, 32}}, .sizes_count = 1, .weights_only = true, .wide_inputs = true}},
+    {"{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"W4A16_ASYM\":{\"weights\":{"
+     "\"num_"
+     "bits\":4,\"group_size\":32}}}}",
+     {.sizes = {{1, 32}}, .sizes_count = 1, .weights_only = true, .wide_inputs = true}},
+    {CT("mxfp4-pack-quantized",
+        "{\"input_activations\":{\"num_bits\":16,\"type\":\"float\"},\"weights\":{\"num_bits\":4,"
+        "\"type\":\"float\",\"group_size\":32}}"),
+     {.sizes = {{1, 32}}, .sizes_count = 1, .weights_only = true, .wide_inputs = true}},
 };
 
 /* Parses a model's config with this quantization_config, at the top or one level down. */
@@ -122,7 +133,7 @@ Test(quant_config, known_configs_are_read)
         cr_expect(got.sizes_count == wanted->sizes_count &&
                       got.weights_only == wanted->weights_only && got.words == wanted->words &&
                       got.symmetric == wanted->symmetric && got.asymmetric == wanted->asymmetric &&
-                      got.has_order == wanted->has_order,
+                      got.has_order == wanted->has_order && got.wide_inputs == wanted->wide_inputs,
                   "%zu: %u", i / 2, got.sizes_count);
         for (uint32_t k = 0; k < wanted->sizes_count; k++) {
             cr_expect(got.sizes[k].rows == wanted->sizes[k].rows &&

@@ -23,10 +23,11 @@ static ep_err hand_submit(ep_backend *backend, ep_job *job)
     return err;
 }
 
-static ep_err hand_numerics(ep_backend *backend, ep_weight_format format, uint32_t others,
-                            char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err hand_numerics(ep_backend *backend, ep_weight_format format, bool wide_inputs,
+                            uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
 {
     (void)backend;
+    (void)wide_inputs;
     (void)others;
     snprintf(out_id, EP_NUMERICS_ID_BYTES, "hand/%s", ep_weight_format_name(format));
     return EP_OK;

@@ -59,9 +59,10 @@ static void fake_read(ep_backend *backend, ep_backend_device *out_device)
 }
 
 /* As each device's bits are named by its place. */
-static ep_err fake_numerics(ep_backend *backend, ep_weight_format format, uint32_t others,
-                            char out_id[EP_NUMERICS_ID_BYTES])
+static ep_err fake_numerics(ep_backend *backend, ep_weight_format format, bool wide_inputs,
+                            uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
 {
+    (void)wide_inputs;
     (void)others;
     snprintf(out_id, EP_NUMERICS_ID_BYTES, "fake/%s/%td", ep_weight_format_name(format),
              backend - fakes);

@@ -42,7 +42,7 @@ static void open_store(uint64_t weight_bytes_max)
                              .checkpoint = checkpoint,
                              .format = info->format,
                              .shape = info->moe_layers[0]};
-    cr_assert_eq(plain_ops->numerics_id(backend, info->format, 0, layer.numerics), EP_OK);
+    cr_assert_eq(plain_ops->numerics_id(backend, info->format, false, 0, layer.numerics), EP_OK);
     ASSERT_OK(ep_checkpoint_identity(checkpoint, layer.identity, &e), e);
     ASSERT_OK(ep_weight_store_add_layer(store, &layer, &slot, &e), e);
     cr_assert_eq(ep_weight_store_start(store, &e), EP_OK);

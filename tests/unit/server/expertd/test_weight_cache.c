@@ -45,9 +45,9 @@ static void setup(void)
     ASSERT_OK(ep_fixture_write(&fixture, dir, &e), e);
     ASSERT_OK(ep_checkpoint_open(dir, &checkpoint, &e), e);
     ASSERT_OK(ep_backend_by_name("cpu")->open(&config, &backend, &e), e);
-    cr_assert_eq(
-        backend->ops->numerics_id(backend, ep_checkpoint_info(checkpoint)->format, 0, numerics),
-        EP_OK);
+    cr_assert_eq(backend->ops->numerics_id(backend, ep_checkpoint_info(checkpoint)->format, false,
+                                           0, numerics),
+                 EP_OK);
 }
 
 static void teardown(void)
