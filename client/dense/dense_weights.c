@@ -195,7 +195,7 @@ static void load_model(loader *load, ep_dense_model *model)
         .rms_norm_eps = info->rms_norm_eps,
         .rope_theta = info->rope_theta,
     };
-    memcpy(model->shape.version, info->version, sizeof(model->shape.version));
+    memcpy(model->shape.version, info->files_version, sizeof(model->shape.version));
     model->layers = allocate(load, info->layers_count, 1, sizeof(*model->layers));
     allocate_scratch(load, model);
     model->embedding = read_tensor(load, "model.embed_tokens.weight", EP_DENSE_VOCAB, info->hidden);

@@ -576,7 +576,8 @@ static ep_err hash_version(ep_checkpoint *self, const uint8_t *config_digest, ep
     ep_err err = sha256(bytes, count, digest, out_error);
     free(bytes);
     if (err == EP_OK) {
-        hex16(digest, self->config.info.version);
+        hex16(digest, self->config.info.files_version);
+        strcpy(self->config.info.version, self->config.info.files_version);
     }
     return err;
 }

@@ -4,6 +4,7 @@
  * allocated, then each is read straight into its place and hashed on the way, so that the bytes
  * hashed are the bytes kept.
  */
+#include "model/expert_quant.h"
 #include "model/tensor_check.h"
 #include "model/weight_order.h"
 #include "model/weight_unpack.h"
@@ -18,7 +19,6 @@
 #include "base/numeric.h"
 
 #define READ_PIECE_BYTES ((size_t)1 << 20) /* stays in cache between read and hash */
-#define MATRIX_ALIGN 64
 
 const ep_layer_shape *ep_checkpoint_layer(const ep_checkpoint *self, uint32_t layer,
                                           uint32_t *out_shared_inner)
@@ -66,7 +66,7 @@ static ep_err read_hashed(const ep_plan_run *run, uint8_t *out, EVP_MD_CTX *hash
         if (err != EP_OK) {
             return ep_error_prefix(out_error, err, "tensor %.200s", run->entry->name);
         }
-        if (EVP_DigestUpdate(hash, out + at, piece) != 1) {
+        if (hash != NULL && EVP_DigestUpdate(hash, out + at, piece) != 1) {
             return ep_error_set(out_error, EP_ERR_INTERNAL, "SHA-256 failed in libcrypto");
         }
         at += piece;
@@ -74,15 +74,22 @@ static ep_err read_hashed(const ep_plan_run *run, uint8_t *out, EVP_MD_CTX *hash
     return EP_OK;
 }
 
-static ep_err read_runs(const ep_expert_plan *plan, uint8_t *const *places,
-                        uint8_t out_digest[EP_SHA256_BYTES], ep_error *out_error)
+/* out_digest: NULL, nobody asks. */
+static ep_err read_runs(const ep_expert_plan *plan, uint8_t *const *places, uint8_t *out_digest,
+                        ep_error *out_error)
 {
+    ep_err err = EP_OK;
+    if (out_digest == NULL) {
+        for (int i = 0; err == EP_OK && i < plan->runs_count; i++) {
+            err = read_hashed(&plan->runs[i], places[i], NULL, out_error);
+        }
+        return err;
+    }
     EVP_MD_CTX *hash = EVP_MD_CTX_new();
     if (hash == NULL || EVP_DigestInit_ex(hash, EVP_sha256(), NULL) != 1) {
         EVP_MD_CTX_free(hash);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "SHA-256 is not available from libcrypto");
     }
-    ep_err err = EP_OK;
     for (int i = 0; err == EP_OK && i < plan->runs_count; i++) {
         err = read_hashed(&plan->runs[i], places[i], hash, out_error);
     }
@@ -91,31 +98,6 @@ static ep_err read_runs(const ep_expert_plan *plan, uint8_t *const *places,
     }
     EVP_MD_CTX_free(hash);
     return err;
-}
-
-/* One block for count parts, each on its own cache line. Their sizes are those of tensors inside
- * checked files. */
-static ep_err allocate_parts(const size_t *bytes, size_t count, uint8_t **places, size_t *out_bytes,
-                             ep_error *out_error)
-{
-    size_t total = 0;
-    bool fits = true;
-    for (size_t i = 0; i < count; i++) {
-        fits = fits && ep_add_size(total, bytes[i], &total) && total <= SIZE_MAX - MATRIX_ALIGN;
-        total = fits ? ep_align_up(total, MATRIX_ALIGN) : total;
-    }
-    uint8_t *block = fits ? ep_large_alloc(total, MATRIX_ALIGN) : NULL;
-    if (block == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes",
-                            total);
-    }
-    size_t at = 0;
-    for (size_t i = 0; i < count; i++) {
-        places[i] = block + at;
-        at = ep_align_up(at + bytes[i], MATRIX_ALIGN);
-    }
-    *out_bytes = total;
-    return EP_OK;
 }
 
 /* A shared gate that is 1/2 for every x, since sigmoid(0) is: of shared experts that are averaged
@@ -212,7 +194,7 @@ static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orde
     }
     bytes[GATE] = plan->shared_gate < 0 ? 0 : plan->runs[plan->shared_gate].bytes;
     bytes[PLACES] = plan->has_places ? hidden * sizeof(uint32_t) : 0;
-    ep_err err = allocate_parts(bytes, PARTS, to, &expert->bytes, out_error);
+    ep_err err = ep_expert_parts_allocate(bytes, PARTS, to, &expert->bytes, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -271,13 +253,14 @@ static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan
         bytes[i] = plan->runs[i].bytes;
     }
     size_t raw_bytes = 0;
-    ep_err err = allocate_parts(bytes, (size_t)plan->runs_count, raw, &raw_bytes, out_error);
+    ep_err err =
+        ep_expert_parts_allocate(bytes, (size_t)plan->runs_count, raw, &raw_bytes, out_error);
     if (err != EP_OK) {
         return err;
     }
     expert.allocation = raw[0];
     expert.bytes = raw_bytes;
-    err = read_runs(plan, raw, expert.sha256, out_error);
+    err = read_runs(plan, raw, self->config.info.quant == NULL ? expert.sha256 : NULL, out_error);
     for (ep_matrix m = 0; err == EP_OK && m < EP_MATRIX_COUNT; m++) {
         if (plan->matrices[m].present) {
             err = ep_weight_check_numbers(plan, &plan->matrices[m], raw, out_error);
@@ -335,17 +318,41 @@ static ep_err name_expert(ep_err err, uint32_t layer, uint32_t index, ep_error *
     return err;
 }
 
-ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
-                                 ep_expert_data *out_expert, ep_error *out_error)
+/* quant: NULL, as in the file. */
+static ep_err read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
+                          const ep_weight_quant *quant, ep_expert_data *out_expert,
+                          ep_error *out_error)
 {
     ep_expert_plan plan;
+    ep_expert_data expert = {.allocation = NULL};
     const ep_layer_shape *shape = NULL;
     ep_err err = plan_expert(checkpoint, layer, index, &shape, &plan, out_error);
     if (err == EP_OK) {
-        err =
-            read_planned(checkpoint, &plan, shape, index >= shape->experts, out_expert, out_error);
+        err = read_planned(checkpoint, &plan, shape, index >= shape->experts, &expert, out_error);
     }
-    return name_expert(err, layer, index, out_error);
+    if (err == EP_OK && quant != NULL) {
+        err = ep_expert_quantize(quant, &plan, &expert, out_error);
+    }
+    if (err != EP_OK) {
+        ep_expert_data_free(&expert);
+        return name_expert(err, layer, index, out_error);
+    }
+    *out_expert = expert;
+    return EP_OK;
+}
+
+ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
+                                 ep_expert_data *out_expert, ep_error *out_error)
+{
+    return read_expert(checkpoint, layer, index, checkpoint->config.info.quant, out_expert,
+                       out_error);
+}
+
+ep_err ep_checkpoint_read_expert_as_filed(const ep_checkpoint *checkpoint, uint32_t layer,
+                                          uint32_t index, ep_expert_data *out_expert,
+                                          ep_error *out_error)
+{
+    return read_expert(checkpoint, layer, index, NULL, out_expert, out_error);
 }
 
 ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
@@ -355,15 +362,16 @@ ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t la
     ep_expert_plan plan;
     const ep_layer_shape *shape = NULL;
     matrix_place places[EP_MATRIX_COUNT] = {{NULL, NULL, NULL}};
+    const ep_weight_quant *quant = checkpoint->config.info.quant;
     const ep_err err = plan_expert(checkpoint, layer, index, &shape, &plan, out_error);
     if (err != EP_OK) {
         return name_expert(err, layer, index, out_error);
     }
     for (ep_matrix i = 0; i < EP_MATRIX_COUNT; i++) {
         const ep_plan_matrix *m = &plan.matrices[i];
+        const bool has_scales = quant != NULL || !ep_weight_format_is_float(m->container.format);
         places[i].values = m->present ? &there : NULL;
-        places[i].scales =
-            m->present && !ep_weight_format_is_float(m->container.format) ? &there : NULL;
+        places[i].scales = m->present && has_scales ? &there : NULL;
         places[i].bias = m->present && m->bias >= 0 ? &there : NULL;
     }
     *out_outline = (ep_expert_source){.hidden = shape->hidden,
@@ -372,7 +380,80 @@ ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t la
                                       .activation = shape->activation,
                                       .places = plan.has_places ? &there : NULL};
     give_places(&plan, places, plan.shared_gate < 0 ? NULL : &there, out_outline);
+    if (quant != NULL) {
+        out_outline->format = quant->format;
+        out_outline->down_format = EP_WEIGHTS_NONE;
+    }
     give_config(checkpoint, index >= shape->experts, out_outline);
+    return EP_OK;
+}
+
+/* ---- quantised experts ---- */
+
+_Static_assert(EP_ARRAY_COUNT(((ep_model_info *)NULL)->files_version) + sizeof("-int8-g32") <=
+                   EP_MODEL_VERSION_BYTES,
+               "a version and the word of a format");
+
+static bool is_float(ep_weight_format format)
+{
+    return format == EP_WEIGHTS_NONE || ep_weight_format_is_float(format);
+}
+
+static ep_err refuse(const ep_weight_quant *quant, uint32_t layer, bool is_shared,
+                     ep_weight_format format, ep_error *out_error)
+{
+    return ep_error_set(out_error, EP_ERR_BAD_CONFIG,
+                        "weight_quant %s is for experts in bf16, f16 or f32, and the %s ones of "
+                        "layer %u are in %s already: take weight_quant out",
+                        quant->name, is_shared ? "shared" : "routed", layer,
+                        ep_weight_format_name(format));
+}
+
+/* Experts whose tensors are not as they should be are refused when they are read. */
+static ep_err check_layer(const ep_checkpoint *self, const ep_weight_quant *quant, uint32_t place,
+                          ep_error *out_error)
+{
+    const ep_layer_shape *shape = &self->config.info.moe_layers[place];
+    const ep_layer_formats *formats = &self->config.info.layer_formats[place];
+    if (!is_float(formats->format) || !is_float(formats->down_format)) {
+        return refuse(quant, shape->layer, false,
+                      is_float(formats->format) ? formats->down_format : formats->format,
+                      out_error);
+    }
+    for (uint32_t s = 0; s < shape->shared_experts; s++) {
+        ep_expert_source outline;
+        ep_error error;
+        if (ep_checkpoint_outline_expert(self, shape->layer, shape->experts + s, &outline,
+                                         &error) == EP_OK &&
+            (!is_float(outline.format) || !is_float(outline.down_format))) {
+            return refuse(quant, shape->layer, true,
+                          is_float(outline.format) ? outline.down_format : outline.format,
+                          out_error);
+        }
+    }
+    return EP_OK;
+}
+
+ep_err ep_checkpoint_quantize(ep_checkpoint *checkpoint, const ep_weight_quant *quant,
+                              ep_error *out_error)
+{
+    ep_model_info *info = &checkpoint->config.info;
+    EP_ASSERT(info->quant == NULL);
+    for (uint32_t i = 0; quant != NULL && i < info->moe_layers_count; i++) {
+        const ep_err err = check_layer(checkpoint, quant, i, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+    }
+    if (quant != NULL) {
+        info->quant = quant;
+        info->format = quant->format;
+        info->formats = 1u << quant->format;
+        for (uint32_t i = 0; i < info->moe_layers_count; i++) {
+            info->layer_formats[i] = (ep_layer_formats){quant->format, quant->format};
+        }
+        ep_weight_quant_version(info->files_version, quant, info->version);
+    }
     return EP_OK;
 }
 
@@ -395,12 +476,4 @@ void ep_checkpoint_survey_experts(const ep_checkpoint *checkpoint, ep_checkpoint
         }
     }
     *out_survey = survey;
-}
-
-void ep_expert_data_free(ep_expert_data *expert)
-{
-    if (expert != NULL) {
-        ep_large_free(expert->allocation, expert->bytes);
-        *expert = (ep_expert_data){0};
-    }
 }

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "expertd/gate.h"
 #include "expertd/tensor.h"
+#include "model/weight_quant.h"
 #include "moe/flow.h"
 
 #define EP_MODEL_LAYERS_MAX 1024
@@ -98,11 +99,14 @@ typedef struct ep_model_info {
     ep_layer_numbers *numbers;  /* [moe_layers_count], of the activation */
     ep_layer_formats *layer_formats; /* [moe_layers_count] */
     /* 16 hex digits of a SHA-256 over config.json and every shard's size, header and samples of its
-     * data */
-    char version[17];
-    char config_hash[17];   /* 16 hex digits of the SHA-256 of config.json */
-    uint32_t positions_max; /* max_position_embeddings; 0 when absent */
-    bool model_type_known;  /* false: accepted because names and keys fit, without its router */
+     * data; of experts in another format than the files' with its word behind:
+     * "0011223344556677-mxfp4" */
+    char version[EP_MODEL_VERSION_BYTES];
+    char files_version[17];       /* the digits alone: equal ones, equal files */
+    const ep_weight_quant *quant; /* NULL: experts are in the files' formats */
+    char config_hash[17];         /* 16 hex digits of the SHA-256 of config.json */
+    uint32_t positions_max;       /* max_position_embeddings; 0 when absent */
+    bool model_type_known; /* false: accepted because names and keys fit, without its router */
 } ep_model_info;
 
 /* Opens directory path: config.json, model.safetensors.index.json or model.safetensors; or a GGUF
@@ -118,6 +122,12 @@ ep_err ep_checkpoint_open(const char *path, ep_checkpoint **out_checkpoint, ep_e
 ep_err ep_checkpoint_open_mirror(struct ep_mirror *mirror, ep_checkpoint **out_checkpoint,
                                  ep_error *out_error);
 void ep_checkpoint_close(ep_checkpoint *checkpoint);
+/*
+ * Once, before anything else is asked for: all experts, shared ones too, are in quant's format from
+ * here on. NULL: they stay as they are. Errors: BAD_CONFIG (they are not bf16, f16 or f32).
+ */
+ep_err ep_checkpoint_quantize(ep_checkpoint *checkpoint, const ep_weight_quant *quant,
+                              ep_error *out_error);
 const ep_model_info *ep_checkpoint_info(const ep_checkpoint *checkpoint);
 
 /* SHA-256 over the version and every shard's name, device, inode, size and times: equal as long as
@@ -157,9 +167,10 @@ ep_err ep_checkpoint_read(const ep_checkpoint *checkpoint, const char *name, voi
 typedef struct ep_expert_data {
     ep_expert_source source; /* points into allocation */
     /* over the bytes of its tensors as in the file: gate, up, down, each one's values, scales and
-     * bias, then the shared gate */
+     * bias, then the shared gate. Quantised here: over the same as made */
     uint8_t sha256[EP_SHA256_BYTES];
-    void *allocation; /* private */
+    double quant_error; /* the greatest of its matrices (weight_quant.h); 0: as in the file */
+    void *allocation;   /* private */
     size_t bytes;
 } ep_expert_data;
 
@@ -167,11 +178,16 @@ typedef struct ep_expert_data {
  * Reads expert `index` (table index: [0,E) routed, [E,E+S) shared) of an MoE layer, checks shapes
  * and types against the config, and hashes while reading. A bad tensor is an error for this expert
  * only.
- * Errors: NOT_FOUND, BAD_FILE, IO, NO_MEMORY, INVALID_ARGUMENT (layer or index out of range),
- * UNIMPLEMENTED (a bias). Except for INVALID_ARGUMENT the error's layer and expert fields are set.
+ * Errors: NOT_FOUND, BAD_FILE (also: cannot be quantised within the bound), IO, NO_MEMORY,
+ * INVALID_ARGUMENT (layer or index out of range), UNIMPLEMENTED (a bias). Except for
+ * INVALID_ARGUMENT the error's layer and expert fields are set.
  */
 ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
                                  ep_expert_data *out_expert, ep_error *out_error);
+/* The same in the files' format; of a checkpoint that is quantised sha256 is not set. */
+ep_err ep_checkpoint_read_expert_as_filed(const ep_checkpoint *checkpoint, uint32_t layer,
+                                          uint32_t index, ep_expert_data *out_expert,
+                                          ep_error *out_error);
 void ep_expert_data_free(ep_expert_data *expert);
 /*
  * What shape the expert's data will have, by names, types and shapes alone: pointers are NULL or

@@ -459,7 +459,7 @@ static ep_err open_storage(mirrored_model *model, ep_error *out_error)
         return out_error->code;
     }
     ep_err err = ep_checkpoint_open(path, &model->storage, out_error);
-    const char *is = err == EP_OK ? ep_checkpoint_info(model->storage)->version : "";
+    const char *is = err == EP_OK ? ep_checkpoint_info(model->storage)->files_version : "";
     if (err == EP_OK && model->version[0] != 0 && strcmp(model->version, is) != 0) {
         err = ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION, "it has version %s, needed is %s",
                            is, model->version);
@@ -689,7 +689,7 @@ static ep_err list_storage(const mirrored_model *model, found_model *out_found, 
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu files", found.count);
     }
     snprintf(found.version, sizeof(found.version), "%s",
-             ep_checkpoint_info(model->storage)->version);
+             ep_checkpoint_info(model->storage)->files_version);
     for (size_t i = 0; i < found.count; i++) {
         const char *name;
         ep_checkpoint_file(model->storage, i, &name, &found.entries[i].bytes);
@@ -756,11 +756,12 @@ static ep_err check_version(const mirrored_model *model, const ep_mirror *mirror
             "it mirrors version %s, configured is %s; give that one an empty directory", is,
             model->version);
     }
-    if (model->storage != NULL && strcmp(ep_checkpoint_info(model->storage)->version, is) != 0) {
+    if (model->storage != NULL &&
+        strcmp(ep_checkpoint_info(model->storage)->files_version, is) != 0) {
         return ep_error_set(
             out_error, EP_ERR_FAILED_PRECONDITION,
             "it mirrors version %s, storage_path %.200s has %s; give that one an empty directory",
-            is, model->config->storage_path, ep_checkpoint_info(model->storage)->version);
+            is, model->config->storage_path, ep_checkpoint_info(model->storage)->files_version);
     }
     return EP_OK;
 }

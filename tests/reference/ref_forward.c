@@ -11,11 +11,13 @@
 #include <string.h>
 
 #include "ref_checkpoint.h"
+#include "ref_quant.h"
 
 struct request {
     const char *model, *in, *out;
     size_t layer;
     enum ref_family family; /* as a node is told it */
+    enum ref_quant quant;   /* likewise */
     int wire, out_dtype;    /* enum ref_dtype; -1: x's own type, bf16 for int8 */
     struct ref_batch batch;
 };
@@ -29,7 +31,8 @@ static void usage(void)
         "                   [--uncombined] [--weight-on-input] [--no-shared] [--allow-duplicates]\n"
         "                   [--nan pass|reject|zero|mean] [--dispatch-quant plain|int8|fp8] "
         "[--combine-quant plain|int8]\n"
-        "                   [--numerics auto|portable|bf16dp|bf16odd|w4a8|ID]\n"
+        "                   [--numerics auto|portable|bf16dp|bf16odd|w4a8|ID] "
+        "[--weight-quant none|int8-g32|int4-g32|mxfp4]\n"
         "defaults: wire bf16, out-dtype that of x (bf16 for int8), numerics auto (as a daemon on "
         "this CPU)\n");
     exit(2);
@@ -64,12 +67,15 @@ static struct request parse(int argc, char **argv)
         {"dispatch-quant", required_argument, NULL, 'q'},
         {"combine-quant", required_argument, NULL, 'c'},
         {"numerics", required_argument, NULL, 'f'},
+        {"weight-quant", required_argument, NULL, 'g'},
         {NULL, 0, NULL, 0},
     };
     /* as enum ref_dtype */
     static const char *const dtypes[] = {"bf16", "f16", "f32"};
     static const char *const policies[] = {"pass", "reject", "zero", "mean"}; /* as enum ref_nan */
     static const char *const quants[] = {"plain", "int8", "fp8"};
+    static const char *const weights[] = {"none", "int8-g32", "int4-g32", "mxfp4"}; /* as enum
+                                                                                       ref_quant */
     static const enum ref_dispatch dispatches[] = {REF_DISPATCH_PLAIN, REF_DISPATCH_INT8,
                                                    REF_DISPATCH_FP8};
     struct request request = {
@@ -112,6 +118,9 @@ static struct request parse(int argc, char **argv)
                 fprintf(stderr, "ref_forward: %s is not a family\n", optarg);
                 usage();
             }
+            break;
+        case 'g':
+            request.quant = (enum ref_quant)parse_word(optarg, weights, 4);
             break;
         case 'u':
             request.batch.form = REF_UNCOMBINED;
@@ -205,6 +214,7 @@ int main(int argc, char **argv)
     ref_checkpoint_open(request.model, &checkpoint);
     ref_layer_load(&checkpoint, request.layer, &layer);
     ref_layer_set_family(&layer, request.family);
+    ref_layer_quantize(&layer, request.quant, request.family);
     ref_file_open(request.in, &file);
     float *row_scales = fill_batch(&file, request.in, layer.hidden, batch);
     batch->wire_dtype = (enum ref_dtype)request.wire;

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An expert that was read in a float format, put into the one its checkpoint is to have. */
+#ifndef EP_MODEL_EXPERT_QUANT_H
+#define EP_MODEL_EXPERT_QUANT_H
+
+#include "model/expert_plan.h"
+
+/* Of a checkpoint with quant. Takes io_expert's memory and gives it other; on an error too it is
+ * the caller's to free.
+ * Errors: BAD_FILE (file and tensor, what is wrong, what to do), NO_MEMORY, INTERNAL. */
+ep_err ep_expert_quantize(const ep_weight_quant *quant, const ep_expert_plan *plan,
+                          ep_expert_data *io_expert, ep_error *out_error);
+
+#endif

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loops over one group have fixed bounds and no branches, so that they become vector code; sums are
+ * kept in lanes for the same reason. */
+#include "model/weight_quant.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/numeric.h"
+#include "moe/convert.h"
+
+#define GROUP EP_MX_GROUP
+#define LANES 8
+#define ROUND_MAGIC 12582912.0f /* 1.5 * 2^23: the adder rounds to an integer */
+
+/* GROUP values, behind a row's end zeros, and what becomes of them. */
+typedef struct group {
+    float values[GROUP];
+    float back[GROUP]; /* code times scale */
+    uint8_t codes[GROUP];
+    float amax;
+} group;
+
+static const ep_weight_quant quants[] = {
+    {"int8-g32", EP_WEIGHTS_INT8_F16, 65504.0f * 127.0f, 0.02},
+    {"int4-g32", EP_WEIGHTS_INT4, 0x1p126f, 0.25},
+    {"mxfp4", EP_WEIGHTS_MXFP4, 0x1p126f, 0.25},
+};
+
+const ep_weight_quant *ep_weight_quant_at(size_t index)
+{
+    return index >= 1 && index <= EP_ARRAY_COUNT(quants) ? &quants[index - 1] : NULL;
+}
+
+void ep_weight_quant_version(const char *files_version, const ep_weight_quant *quant,
+                             char out_version[EP_MODEL_VERSION_BYTES])
+{
+    snprintf(out_version, EP_MODEL_VERSION_BYTES, "%s%s%s", files_version, quant != NULL ? "-" : "",
+             quant != NULL ? quant->name : "");
+}
+
+const ep_weight_quant *ep_weight_quant_find(const char *name)
+{
+    for (size_t i = 0; i < EP_ARRAY_COUNT(quants); i++) {
+        if (strcmp(quants[i].name, name) == 0) {
+            return &quants[i];
+        }
+    }
+    return NULL;
+}
+
+static void set_greatest(group *g)
+{
+    /* magnitudes have no sign bit, and every instruction set compares signed words */
+    int32_t bits = 0;
+    for (int i = 0; i < GROUP; i++) {
+        const int32_t magnitude = (int32_t)(ep_f32_bits(g->values[i]) & 0x7fffffffu);
+        bits = magnitude > bits ? magnitude : bits;
+    }
+    g->amax = ep_f32_from_bits((uint32_t)bits);
+}
+
+static float lanes_sum(const float lanes[LANES])
+{
+    float sum = lanes[0];
+    for (int l = 1; l < LANES; l++) {
+        sum += lanes[l];
+    }
+    return sum;
+}
+
+/* ---- int8 ---- */
+
+static uint16_t int8_scale(float amax)
+{
+    uint16_t scale = ep_f32_to_f16(amax / 127.0f);
+    return (uint16_t)(scale + (ep_f16_to_f32(scale) * 127.5f < amax));
+}
+
+static void to_int8(group *g, uint8_t *out_scale)
+{
+    const uint16_t half = int8_scale(g->amax);
+    const float scale = ep_f16_to_f32(half);
+    const float inverse = scale > 0 ? 1.0f / scale : 0;
+    for (int i = 0; i < GROUP; i++) {
+        float q = g->values[i] * inverse;
+        q = q > 127.0f ? 127.0f : q;
+        q = (q < -127.0f ? -127.0f : q) + ROUND_MAGIC;
+        g->codes[i] = (uint8_t)ep_f32_bits(q);
+        g->back[i] = (q - ROUND_MAGIC) * scale;
+    }
+    memcpy(out_scale, &half, sizeof(half));
+}
+
+/* ---- formats of four bits: several scales are tried ---- */
+
+/* floor(log2(amax)), at least -126. */
+static int exponent_of(float amax)
+{
+    const int exponent = (int)(ep_f32_bits(amax) >> 23) - 127;
+    return exponent < -126 ? -126 : exponent;
+}
+
+static float power_of_two(int exponent)
+{
+    return ep_f32_from_bits((uint32_t)(exponent + 127) << 23);
+}
+
+/* Squared error of values [GROUP] under a scale of either sign. */
+static float int4_error(const float *values, float scale)
+{
+    const float inverse = scale != 0 ? 1.0f / scale : 0;
+    float lanes[LANES] = {0};
+    for (int i = 0; i < GROUP; i += LANES) {
+        for (int l = 0; l < LANES; l++) {
+            float q = values[i + l] * inverse;
+            q = q > 7.0f ? 7.0f : q;
+            q = (q < -8.0f ? -8.0f : q) + ROUND_MAGIC;
+            const float error = values[i + l] - (q - ROUND_MAGIC) * scale;
+            lanes[l] += error * error;
+        }
+    }
+    return lanes_sum(lanes);
+}
+
+static float first_of_greatest(const group *g)
+{
+    int i = 0;
+    while (g->values[i] != g->amax && g->values[i] != -g->amax) {
+        i++;
+    }
+    return g->values[i];
+}
+
+static void to_int4(group *g, uint8_t *out_scale)
+{
+    static const float divisors[] = {-7.2f, -7.6f, -8.0f, -8.4f, -8.8f};
+    const int exponent = exponent_of(g->amax);
+    const float back = power_of_two(exponent);
+    const float forth = power_of_two(-exponent);
+    const float most = first_of_greatest(g);
+    float scaled[GROUP];
+    float least = INFINITY;
+    uint16_t half = 0;
+    for (int i = 0; i < GROUP; i++) {
+        scaled[i] = g->values[i] * forth;
+    }
+    for (size_t d = 0; d < EP_ARRAY_COUNT(divisors); d++) {
+        const uint16_t tried = ep_f32_to_bf16(most / divisors[d] + 0.0f);
+        const float error = int4_error(scaled, ep_bf16_to_f32(tried) * forth);
+        half = error < least ? tried : half;
+        least = error < least ? error : least;
+    }
+    const float scale = ep_bf16_to_f32(half) * forth;
+    const float inverse = scale != 0 ? 1.0f / scale : 0;
+    for (int i = 0; i < GROUP; i++) {
+        float q = scaled[i] * inverse;
+        q = q > 7.0f ? 7.0f : q;
+        q = (q < -8.0f ? -8.0f : q) + ROUND_MAGIC;
+        g->codes[i] = (uint8_t)(ep_f32_bits(q) + 8) & 15u;
+        g->back[i] = (q - ROUND_MAGIC) * scale * back;
+    }
+    memcpy(out_scale, &half, sizeof(half));
+}
+
+/* The magnitude's code, of 0 .5 1 1.5 2 3 4 6. */
+static inline int e2m1_of(float magnitude)
+{
+    return (magnitude > 0.25f) + (magnitude >= 0.75f) + (magnitude > 1.25f) + (magnitude >= 1.75f) +
+           (magnitude > 2.5f) + (magnitude >= 3.5f) + (magnitude > 5.0f);
+}
+
+/* Its value: of code 2 e + m (1 + m / 2) 2^(e - 1), without the 1 where e is 0. */
+static inline float e2m1_value(int code)
+{
+    const float normal = ep_f32_from_bits((uint32_t)(code + 252) << 22);
+    return code < 2 ? 0.5f * (float)code : normal;
+}
+
+static float e2m1_error(const float *values, float inverse)
+{
+    float lanes[LANES] = {0};
+    for (int i = 0; i < GROUP; i += LANES) {
+        for (int l = 0; l < LANES; l++) {
+            const float magnitude = fabsf(values[i + l] * inverse);
+            const float error = magnitude - e2m1_value(e2m1_of(magnitude));
+            lanes[l] += error * error;
+        }
+    }
+    return lanes_sum(lanes) / (inverse * inverse);
+}
+
+static void to_mxfp4(group *g, uint8_t *out_scale)
+{
+    const int exponent = exponent_of(g->amax);
+    const float forth = power_of_two(-exponent);
+    const float back = power_of_two(exponent);
+    float scaled[GROUP];
+    for (int i = 0; i < GROUP; i++) {
+        scaled[i] = g->values[i] * forth;
+    }
+    /* e8m0 ends at 2^-127 */
+    const bool is_twice = exponent < -125 || e2m1_error(scaled, 2.0f) < e2m1_error(scaled, 4.0f);
+    const float inverse = is_twice ? 2.0f : 4.0f;
+    for (int i = 0; i < GROUP; i++) {
+        const float x = scaled[i] * inverse;
+        const int code = e2m1_of(fabsf(x));
+        const float value = e2m1_value(code) / inverse * back;
+        g->codes[i] = (uint8_t)(code | (x < 0 && code != 0 ? 8 : 0));
+        g->back[i] = x < 0 ? -value : value;
+    }
+    *out_scale = (uint8_t)(exponent + (is_twice ? 126 : 125));
+}
+
+/* ---- rows ---- */
+
+static void put_codes(const group *g, bool are_nibbles, size_t bytes, uint8_t *out)
+{
+    if (!are_nibbles) {
+        memcpy(out, g->codes, bytes);
+        return;
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        out[i] = (uint8_t)(g->codes[2 * i] | g->codes[2 * i + 1] << 4);
+    }
+}
+
+/* errors, squares: of `count` columns. */
+static void add_errors(const group *g, uint32_t count, double *errors, double *squares)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const double value = (double)g->values[i];
+        const double error = value - (double)g->back[i];
+        errors[i] += error * error;
+        squares[i] += value * value;
+    }
+}
+
+static double error_of_columns(const double *errors, const double *squares, uint32_t columns)
+{
+    double sum = 0;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < columns; i++) {
+        sum += squares[i] > 0 ? errors[i] / squares[i] : 0;
+        count += squares[i] > 0;
+    }
+    return count > 0 ? sqrt(sum / count) : 0;
+}
+
+static void find_refused(const ep_weight_quant *quant, const group *g, uint32_t row,
+                         uint32_t column, ep_weight_quant_result *out_result)
+{
+    int i = 0;
+    while (fabsf(g->values[i]) <= quant->value_max) { /* false of NaN */
+        i++;
+    }
+    *out_result =
+        (ep_weight_quant_result){.row = row, .column = column + (uint32_t)i, .value = g->values[i]};
+}
+
+ep_err ep_weight_quantize(const ep_weight_quant *quant, ep_dtype dtype, const void *values,
+                          uint32_t rows, uint32_t columns, uint8_t *codes, uint8_t *scales,
+                          ep_weight_quant_result *out_result)
+{
+    void (*const quantize)(group *, uint8_t *) = quant->format == EP_WEIGHTS_INT8_F16 ? to_int8
+                                                 : quant->format == EP_WEIGHTS_INT4   ? to_int4
+                                                                                      : to_mxfp4;
+    const bool are_nibbles = quant->format != EP_WEIGHTS_INT8_F16;
+    const size_t scale_bytes = ep_weight_scale_bytes(ep_weight_format_scales(quant->format));
+    const size_t element = ep_dtype_bytes(dtype);
+    double *errors = calloc(2 * (size_t)columns, sizeof(*errors));
+    double *squares = errors == NULL ? NULL : errors + columns;
+    if (errors == NULL) {
+        return EP_ERR_NO_MEMORY;
+    }
+    for (uint32_t r = 0; r < rows; r++) {
+        const uint8_t *row = (const uint8_t *)values + (size_t)r * columns * element;
+        uint8_t *to = codes + r * ep_weight_row_bytes(quant->format, columns);
+        for (uint32_t k = 0; k < columns; k += GROUP) {
+            group g;
+            const uint32_t count = columns - k < GROUP ? columns - k : GROUP;
+            memset(g.values, 0, sizeof(g.values));
+            ep_row_widen(row + k * element, dtype, count, g.values);
+            set_greatest(&g);
+            if (!(g.amax <= quant->value_max)) {
+                find_refused(quant, &g, r, k, out_result);
+                free(errors);
+                return EP_ERR_BAD_FILE;
+            }
+            quantize(&g, scales);
+            scales += scale_bytes;
+            put_codes(&g, are_nibbles, ep_weight_row_bytes(quant->format, count),
+                      to + (are_nibbles ? k / 2 : k));
+            add_errors(&g, count, errors + k, squares + k);
+        }
+    }
+    *out_result = (ep_weight_quant_result){.error = error_of_columns(errors, squares, columns)};
+    free(errors);
+    return EP_OK;
+}
