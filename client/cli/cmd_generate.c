@@ -9,6 +9,7 @@
 
 #include "command_table.h"
 #include "generate.h"
+#include "model/weight_quant.h"
 #include "node_list.h"
 #include "trace_option.h"
 
@@ -23,6 +24,7 @@
 typedef struct generate_options {
     ep_cli_generate_request request;
     const char *checkpoint;
+    unsigned quant; /* of EP_WEIGHT_QUANT_WORDS; 0 none */
     bool gateway;
     const char *out; /* NULL stdout */
     bool stream;
@@ -58,6 +60,8 @@ static const ep_cli_option rows[] = {
      .u64 = &wanted.request.seed, .max = UINT64_MAX},
     {"temperature", 0, "F", "0 always takes the likeliest byte (default: 0.7)", 1,
      .f32 = &wanted.request.temperature, .most = 1000},
+    {"weight-quant", 0, EP_WEIGHT_QUANT_WORDS,
+     "What the nodes have as weight_quant of the model (default: none)", 1, .word = &wanted.quant},
     {"gateway", 0, NULL, "The coordinator routes the layer calls: no connection to nodes", 1,
      .flag = &wanted.gateway},
     {"out", 0, "FILE", "Write the text there instead of to standard output", 2,
@@ -125,7 +129,6 @@ static ep_err generate_text(const generate_options *options, const service *to,
 typedef struct generate_report {
     const ep_cli_generate_request *request;
     ep_cli_generate_result *result; /* percentiles sort its samples */
-    const ep_dense_shape *shape;
     const ep_cli_node_list *nodes;
 } generate_report;
 
@@ -223,7 +226,7 @@ static bool print_report(const generate_report *report, ep_cli_format format, FI
     if (format == EP_CLI_JSON) {
         return ep_cli_json_print(json_pack("{s:o, s:o, s:I, s:f, s:o, s:{s:I, s:I}, s:I, s:o, s:o}",
                                            "model", ep_cli_json_text(report->request->model),
-                                           "version", ep_cli_json_text(report->shape->version),
+                                           "version", ep_cli_json_text(report->request->version),
                                            "bytes", (json_int_t)report->request->bytes, "seconds",
                                            seconds, "numerics", ep_cli_json_text(result->numerics),
                                            "epoch", "term", (json_int_t)result->epoch_term,
@@ -235,7 +238,7 @@ static bool print_report(const generate_report *report, ep_cli_format format, FI
     ep_cli_line(out,
                 "%" PRIu32 " bytes from model %s version %s in %.2f s, %.0f bytes/s, epoch %" PRIu64
                 "/%" PRIu64 ", %" PRIu64 " re-routed frames",
-                report->request->bytes, report->request->model, report->shape->version, seconds,
+                report->request->bytes, report->request->model, report->request->version, seconds,
                 seconds > 0.0 ? report->request->bytes / seconds : 0.0, result->epoch_term,
                 result->epoch_number, rerouted);
     fputc('\n', out);
@@ -284,7 +287,7 @@ static ep_err run_connected(const generate_options *options, const service *to,
     /* The gateway checks name, version (which stands for all shapes) and layer of each call
      * itself. */
     ep_err err = to->client != NULL
-                     ? ep_cli_generate_match(to->client, options->request.model, model, out_error)
+                     ? ep_cli_generate_match(to->client, &options->request, model, out_error)
                      : EP_OK;
     if (err != EP_OK) {
         return err;
@@ -293,7 +296,7 @@ static ep_err run_connected(const generate_options *options, const service *to,
                                                                         the list is empty */
     err = generate_text(options, to, model, &result, out_error);
     if (err == EP_OK && options->report != REPORT_NONE) {
-        generate_report report = {&options->request, &result, ep_dense_model_shape(model), &nodes};
+        generate_report report = {&options->request, &result, &nodes};
         ask_nodes(control, &ep_cli_peer, &nodes);
         err = write_report(options, &report, out_error);
     }
@@ -322,7 +325,7 @@ static ep_err run_model(const generate_options *options, ep_dense_model *model, 
 
 static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
-    char wrong[EP_ERROR_TEXT_BYTES];
+    char wrong[EP_ERROR_TEXT_BYTES], version[EP_MODEL_VERSION_BYTES];
     ep_dense_model *model = NULL;
     wanted.request.traceparent = ep_cli_trace_parent();
     wanted.request.deadline_us = ep_cli_peer.timeout_us;
@@ -330,6 +333,9 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     if (err != EP_OK) {
         return err;
     }
+    ep_weight_quant_version(ep_dense_model_shape(model)->version, ep_weight_quant_at(wanted.quant),
+                            version);
+    wanted.request.version = version;
     ep_cli_generate_check(&wanted.request, ep_dense_model_shape(model), wrong, sizeof(wrong));
     if (wrong[0] != '\0') {
         fprintf(stderr, "%s: %s\n", call->program, wrong);

@@ -45,8 +45,9 @@ static ep_err no_such_model(ep_client *client, const char *name, const char *ver
     }
     return ep_error_set(
         out_error, EP_ERR_NOT_FOUND,
-        "the service has no model '%s' of version %s, which is the checkpoint's; it has: %s", name,
-        version, served);
+        "the service has no model '%s' of version %s, which is the checkpoint's with "
+        "--weight-quant; it has: %s",
+        name, version, served);
 }
 
 static bool find_layer(ep_client *client, const char *name, const char *version, uint32_t layer,
@@ -61,18 +62,19 @@ static bool find_layer(ep_client *client, const char *name, const char *version,
     return false;
 }
 
-ep_err ep_cli_generate_match(ep_client *client, const char *model_name, const ep_dense_model *model,
-                             ep_error *out_error)
+ep_err ep_cli_generate_match(ep_client *client, const ep_cli_generate_request *request,
+                             const ep_dense_model *model, ep_error *out_error)
 {
     const ep_dense_shape *shape = ep_dense_model_shape(model);
+    const char *model_name = request->model;
     ep_layer_desc desc = {.struct_bytes = sizeof(desc)};
-    if (ep_client_layer(client, model_name, shape->version, 0, &desc) != EP_OK) {
-        return no_such_model(client, model_name, shape->version, out_error);
+    if (ep_client_layer(client, model_name, request->version, 0, &desc) != EP_OK) {
+        return no_such_model(client, model_name, request->version, out_error);
     }
     for (uint32_t l = 0; l < shape->layers; l++) {
         const ep_layer_shape *own = ep_dense_model_layer(model, l);
         desc = (ep_layer_desc){.struct_bytes = sizeof(desc)};
-        if (!find_layer(client, model_name, shape->version, own->layer, &desc)) {
+        if (!find_layer(client, model_name, request->version, own->layer, &desc)) {
             return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
                                 "the service has no layer %" PRIu32 " of model '%s'", own->layer,
                                 model_name);
@@ -168,7 +170,7 @@ ep_err ep_cli_generate_run(ep_client *client, ep_cli_gateway *gateway, ep_dense_
     memset(out_result, 0, sizeof(*out_result));
     ep_moe_args_init(&caller.args);
     caller.args.model = request->model;
-    caller.args.version = ep_dense_model_shape(model)->version;
+    caller.args.version = request->version;
     caller.args.wire_dtype = EP_DTYPE_BF16;
     caller.args.deadline_us = request->deadline_us;
     caller.args.traceparent = request->traceparent;

@@ -16,7 +16,8 @@
 #include "latency.h"
 
 typedef struct ep_cli_generate_request {
-    const char *model; /* the service's name of it; its version is the checkpoint's */
+    const char *model;   /* the service's name of it */
+    const char *version; /* the checkpoint's, with what the nodes' weight_quant puts behind it */
     const char *prompt;
     uint32_t bytes; /* to generate */
     uint64_t seed;
@@ -49,11 +50,11 @@ void ep_cli_generate_check(const ep_cli_generate_request *request, const ep_dens
                            char *out_text, size_t bytes);
 
 /*
- * Whether the service has this checkpoint under the name, with the same layers. Errors: NOT_FOUND
- * naming what is served, FAILED_PRECONDITION (a layer's shape differs).
+ * Whether the service has this checkpoint under the request's name and version, with the same
+ * layers. Errors: NOT_FOUND naming what is served, FAILED_PRECONDITION (a layer's shape differs).
  */
-ep_err ep_cli_generate_match(ep_client *client, const char *model_name, const ep_dense_model *model,
-                             ep_error *out_error);
+ep_err ep_cli_generate_match(ep_client *client, const ep_cli_generate_request *request,
+                             const ep_dense_model *model, ep_error *out_error);
 
 /*
  * Layer calls go through client, or when it is NULL through gateway. *out_result is freed in every

@@ -54,6 +54,13 @@ static const ep_option model_fields[] = {
      .max = 16,
      .default_text = "",
      .help = "the version that the files must be; empty: whichever they are"},
+    {.name = "weight_quant",
+     .type = EP_OPTION_ENUM,
+     .allowed = EP_WEIGHT_QUANT_WORDS,
+     .default_text = EP_WEIGHT_QUANT_NONE,
+     .help = "else than none: experts in bf16, f16 or f32 are put into this format while they are "
+             "loaded, and take .53 (int8-g32), .28 (int4-g32) or .27 (mxfp4) of the memory of "
+             "bf16. They are a version of the model of their own"},
 };
 
 static const ep_option tenant_fields[] = {
@@ -375,6 +382,8 @@ static ep_err load_source(const ep_options *options, size_t index, const ep_node
     const char *word = ep_options_list_text(options, "models", index, "weights_from");
     model->version = ep_options_list_text(options, "models", index, "version");
     model->storage_path = ep_options_list_text(options, "models", index, "storage_path");
+    model->quant =
+        ep_weight_quant_find(ep_options_list_text(options, "models", index, "weight_quant"));
     model->is_mirrored = strcmp(word, "files") != 0;
     model->is_from_nodes = strstr(word, "nodes") != NULL;
     model->is_storage_first = strncmp(word, "storage", strlen("storage")) == 0;
@@ -670,7 +679,7 @@ static ep_err check_storage(const ep_options *options, size_t index,
     ep_checkpoint *storage = NULL;
     ep_error why;
     ep_err err = ep_checkpoint_open(model->storage_path, &storage, &why);
-    const char *is = err == EP_OK ? ep_checkpoint_info(storage)->version : "";
+    const char *is = err == EP_OK ? ep_checkpoint_info(storage)->files_version : "";
     const bool is_other = err == EP_OK && model->version[0] != 0 && strcmp(model->version, is) != 0;
     if (is_other) {
         err = ep_error_set(&why, EP_ERR_BAD_CONFIG, "it has version %s, version asks for %s", is,
@@ -713,9 +722,13 @@ static ep_err check_model(const ep_options *options, size_t index,
         return ep_options_fail_item(options, "models", index, "path", out_error,
                                     "model %s in %s: %s", model->name, model->path, error.text);
     }
-    ep_err err =
-        is_listed ? check_listed(options, index, model, ep_checkpoint_info(checkpoint), out_error)
-                  : EP_OK;
+    ep_err err = ep_checkpoint_quantize(checkpoint, model->quant, &error);
+    if (err != EP_OK) {
+        err = ep_options_fail_item(options, "models", index, "weight_quant", out_error,
+                                   "model %s in %s: %s", model->name, model->path, error.text);
+    } else if (is_listed) {
+        err = check_listed(options, index, model, ep_checkpoint_info(checkpoint), out_error);
+    }
     err = err == EP_OK && is_preflight
               ? check_readable(options, index, model, checkpoint, out_error)
               : err;

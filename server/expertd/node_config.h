@@ -8,6 +8,7 @@
 #include "common/service_config.h"
 #include "expertd/tenants.h"
 #include "expertd/node_shm.h"
+#include "model/weight_quant.h"
 #include "moe/routing_table.h"
 
 #define EP_NODE_MODELS_MAX 256
@@ -33,7 +34,8 @@ typedef struct ep_node_model_config {
     bool is_mirrored;    /* path is filled from elsewhere, in this order: */
     bool is_storage_first;
     bool is_from_nodes;
-    const char *storage_path; /* "" not from there */
+    const char *storage_path;     /* "" not from there */
+    const ep_weight_quant *quant; /* NULL: experts stay in the files' formats */
     ep_experts_choice choice;
     uint32_t ranges_count;
     ep_expert_range *ranges; /* owned */

@@ -139,13 +139,16 @@ static ep_err open_files(ep_node_model *model, ep_weight_fetch *fetch, ep_error 
         return ep_error_prefix(out_error, err, "model %s in %.200s", config->name, config->path);
     }
     model->info = ep_checkpoint_info(model->checkpoint);
-    if (version[0] != 0 && strcmp(version, model->info->version) != 0) {
+    if (version[0] != 0 && strcmp(version, model->info->files_version) != 0) {
         return ep_error_set(
             out_error, EP_ERR_BAD_CONFIG,
             "model %s in %.200s: the files are version %s, models asks for version %s",
-            config->name, config->path, model->info->version, version);
+            config->name, config->path, model->info->files_version, version);
     }
-    return EP_OK;
+    err = ep_checkpoint_quantize(model->checkpoint, config->quant, out_error);
+    return err == EP_OK
+               ? EP_OK
+               : ep_error_prefix(out_error, err, "model %s in %.200s", config->name, config->path);
 }
 
 static ep_err open_model(ep_node_model *model, const ep_node_config *config,
@@ -227,17 +230,20 @@ static void list_models(const ep_node_models *models, char *out, size_t bytes)
     }
 }
 
-ep_err ep_node_models_find_model(const ep_node_models *models, const char *name,
-                                 const char *version, ep_node_model **out_model,
-                                 ep_error *out_error)
+/* of_files: the version is the files', and one model's files may be served in several formats. */
+static ep_err find_model(const ep_node_models *models, const char *name, const char *version,
+                         bool of_files, ep_node_model **out_model, ep_error *out_error)
 {
     ep_node_model *found = NULL;
     uint32_t matches = 0;
     for (uint32_t i = 0; i < models->count; i++) {
         ep_node_model *model = &models->models[i];
-        bool same = strcmp(model->config->name, name) == 0 &&
-                    (version[0] == 0 || strcmp(model->info->version, version) == 0);
-        matches += same;
+        const char *own = of_files ? model->info->files_version : model->info->version;
+        const bool same = strcmp(model->config->name, name) == 0 &&
+                          (version[0] == 0 || strcmp(own, version) == 0);
+        const bool is_again =
+            same && of_files && found != NULL && strcmp(own, found->info->files_version) == 0;
+        matches += same && !is_again;
         found = same ? model : found;
     }
     if (matches != 1) {
@@ -251,12 +257,19 @@ ep_err ep_node_models_find_model(const ep_node_models *models, const char *name,
     return EP_OK;
 }
 
+ep_err ep_node_models_find_files(const ep_node_models *models, const char *name,
+                                 const char *version, ep_node_model **out_model,
+                                 ep_error *out_error)
+{
+    return find_model(models, name, version, true, out_model, out_error);
+}
+
 ep_err ep_node_models_find(const ep_node_models *models, const char *name, const char *version,
                            uint32_t layer, ep_node_model **out_model, ep_node_layer **out_layer,
                            ep_error *out_error)
 {
     ep_node_model *found = NULL;
-    const ep_err err = ep_node_models_find_model(models, name, version, &found, out_error);
+    const ep_err err = find_model(models, name, version, false, &found, out_error);
     if (err != EP_OK) {
         return err;
     }

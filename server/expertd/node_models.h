@@ -51,12 +51,14 @@ ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config,
 void ep_node_models_close(ep_node_models *models);
 
 /* version "": the only version of that name. Errors: NOT_FOUND naming what is there. */
-ep_err ep_node_models_find_model(const ep_node_models *models, const char *name,
-                                 const char *version, ep_node_model **out_model,
-                                 ep_error *out_error);
 ep_err ep_node_models_find(const ep_node_models *models, const char *name, const char *version,
                            uint32_t layer, ep_node_model **out_model, ep_node_layer **out_layer,
                            ep_error *out_error);
+/* The same by the version of the files: a model that has them, in whatever format its experts are.
+ */
+ep_err ep_node_models_find_files(const ep_node_models *models, const char *name,
+                                 const char *version, ep_node_model **out_model,
+                                 ep_error *out_error);
 /* wanted[E+S] of one layer as configured, without any assignment. */
 void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *layer,
                               uint8_t *out_wanted);

@@ -55,7 +55,7 @@ static ep_err find_model(const ep_weight_serve *serve, const char *name, const c
             "clients could pass as nodes here, so nobody gets weights: set node_token_file, with a "
             "token that no client has");
     }
-    return ep_node_models_find_model(serve->config.models, name, version, out_model, out_error);
+    return ep_node_models_find_files(serve->config.models, name, version, out_model, out_error);
 }
 
 /* Names are compared, never opened. */
@@ -73,7 +73,7 @@ static ep_err find_file(const ep_node_model *model, const Expertd__V1__WeightRea
     if (file == count) {
         return ep_error_set(out_error, EP_ERR_NOT_FOUND,
                             "model %s version %s has no file '%.200s' among its %zu",
-                            model->config->name, model->info->version, request->file, count);
+                            model->config->name, model->info->files_version, request->file, count);
     }
     if (request->bytes == 0 || request->bytes > EP_WEIGHT_PIECE_BYTES || request->offset > bytes ||
         request->bytes > bytes - request->offset) {
@@ -213,7 +213,7 @@ static void on_list(Expertd__V1__WeightFiles_Service *rpc,
         return;
     }
     const size_t count = ep_checkpoint_files_count(model->checkpoint);
-    reply.version = (char *)(uintptr_t)model->info->version;
+    reply.version = (char *)(uintptr_t)model->info->files_version;
     reply.files_count = (uint32_t)count;
     reply.files = list;
     for (size_t i = request->first; i < count && reply.n_files < LIST_FILES_MAX; i++) {

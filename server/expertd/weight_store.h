@@ -18,7 +18,7 @@
  *
  * One loader thread reads and packs; nothing of it happens under the store's lock, so resident
  * experts are never blocked. A bad tensor takes down that expert only. Memory: weight_bytes_max of
- * each device, and one expert as it stands in the file.
+ * each device, and one expert as it stands in the file, and as what it is quantised into.
  *
  * Ownership  a resident expert is reference-counted: the store holds one, each job in flight
  *            another. Its weights are unloaded by whoever drops the last.

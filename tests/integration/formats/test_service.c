@@ -2,7 +2,7 @@
 /*
  * expertd serves checkpoints of every name family, format and activation at once; every row equals,
  * bit for bit, the row of the oracle (tests/reference), which reads the same files with its own
- * code.
+ * code; also where the node puts float weights into another format.
  */
 #include <criterion/criterion.h>
 #include <poll.h>
@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "ref_checkpoint.h"
+#include "ref_quant.h"
 #include "support/expect.h"
 #include "support/format_fixture.h"
 #include "support/forward_call.h"
@@ -58,8 +59,8 @@ static void write_model(const ep_format_case *form, char path[PATH_BYTES])
 }
 
 /* The oracle's rows for the slots of a call. */
-static void oracle_rows(const char *path, enum ref_family family, const ep_test_forward *f,
-                        float *out)
+static void oracle_rows(const char *path, enum ref_family family, enum ref_quant quant,
+                        const ep_test_forward *f, float *out)
 {
     static float x[HIDDEN_MAX], scratch[2 * INNER_MAX + HIDDEN_MAX];
     static struct ref_checkpoint checkpoint;
@@ -67,6 +68,7 @@ static void oracle_rows(const char *path, enum ref_family family, const ep_test_
     ref_checkpoint_open(path, &checkpoint);
     ref_layer_load(&checkpoint, f->layer, &layer);
     ref_layer_set_family(&layer, family);
+    ref_layer_quantize(&layer, quant, family);
     cr_assert_eq(layer.hidden, f->hidden);
     cr_assert_eq(layer.expert_count, (size_t)EP_FORMAT_EXPERTS);
     for (uint32_t s = 0; s < f->slots; s++) {
@@ -81,8 +83,9 @@ static void oracle_rows(const char *path, enum ref_family family, const ep_test_
     ref_checkpoint_close(&checkpoint);
 }
 
-static void expect_exact(ep_test_peer *peer, enum ref_family family, const ep_format_case *form,
-                         const char *path)
+/* name: of the model at the node. */
+static void expect_exact(ep_test_peer *peer, const char *name, enum ref_family family,
+                         enum ref_quant quant, const ep_format_case *form, const char *path)
 {
     static const ep_wire_slot slots[SLOTS] = {{0, 0}, {2, 1}, {1, 3}, {0, 2}, {1, 1}};
     static uint16_t x[ROWS * HIDDEN_MAX];
@@ -91,7 +94,7 @@ static void expect_exact(ep_test_peer *peer, enum ref_family family, const ep_fo
     ep_error error;
     cr_assert_leq(hidden, HIDDEN_MAX);
     ep_test_fill_rows(5, EP_DTYPE_BF16, (size_t)ROWS * hidden, x);
-    const ep_test_forward forward = {.model = form->name,
+    const ep_test_forward forward = {.model = name,
                                      .layer = EP_FORMAT_LAYER,
                                      .rows = ROWS,
                                      .slots = SLOTS,
@@ -101,15 +104,15 @@ static void expect_exact(ep_test_peer *peer, enum ref_family family, const ep_fo
                                      .reply_dtype = EP_DTYPE_F32,
                                      .x = x,
                                      .wire_slots = slots};
-    cr_assert_eq(ep_test_forward_run(peer, &forward, got, &error), EP_OK, "%s: %s", form->name,
+    cr_assert_eq(ep_test_forward_run(peer, &forward, got, &error), EP_OK, "%s: %s", name,
                  error.text);
-    oracle_rows(path, family, &forward, wanted);
+    oracle_rows(path, family, quant, &forward, wanted);
     size_t i = 0;
     while (i < (size_t)SLOTS * hidden && memcmp(&got[i], &wanted[i], sizeof(got[i])) == 0) {
         i++;
     }
-    cr_expect(i == (size_t)SLOTS * hidden, "%s: slot %zu output %zu is %a, the oracle's %a",
-              form->name, i / hidden, i % hidden, (double)got[i], (double)wanted[i]);
+    cr_expect(i == (size_t)SLOTS * hidden, "%s: slot %zu output %zu is %a, the oracle's %a", name,
+              i / hidden, i % hidden, (double)got[i], (double)wanted[i]);
 }
 
 /* A socket that plays the service manager, and the variable that leads a child to it. */
@@ -164,8 +167,8 @@ static void expect_service(enum ref_family family, bool is_auto)
     for (size_t i = 0; i < ep_format_cases_count; i++) {
         write_model(&ep_format_cases[i], paths[i]);
         const bool names_file = ep_format_cases[i].names == EP_FORMAT_BLK;
-        snprintf(flags[i], sizeof(flags[i]), "--model=%s=%s%s", ep_format_cases[i].name, paths[i],
-                 names_file ? "/model.gguf" : "");
+        snprintf(flags[i], sizeof(flags[i]), "--model=%s=%.*s%s", ep_format_cases[i].name,
+                 PATH_BYTES - 1, paths[i], names_file ? "/model.gguf" : "");
         args[5 + i] = flags[i];
     }
     cr_assert(ep_test_process_start(&node, dir, "node", EP_EXPERTD_PATH, args, environment, true));
@@ -175,10 +178,95 @@ static void expect_service(enum ref_family family, bool is_auto)
     ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &error), error);
     for (size_t i = 0; i < ep_format_cases_count; i++) {
         const ep_format_case *form = &ep_format_cases[i];
-        expect_exact(&peer, family_of(form, family, is_auto), form, paths[i]);
+        expect_exact(&peer, form->name, family_of(form, family, is_auto), REF_QUANT_NONE, form,
+                     paths[i]);
     }
     ep_test_peer_close(&peer);
     cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
+}
+
+/* Of float weights, in each format that weight_quant has; as enum ref_quant. */
+static const char *const quants[] = {NULL, "int8-g32", "int4-g32", "mxfp4"};
+
+/* "CASE.QUANT" for each, in a file that names them all. */
+static void write_quantised(char names[MODELS_MAX][64], const ep_format_case *forms[MODELS_MAX],
+                            char paths[MODELS_MAX][PATH_BYTES], const char *config,
+                            size_t *out_count)
+{
+    FILE *file = fopen(config, "we");
+    size_t count = 0;
+    cr_assert_not_null(file);
+    fprintf(file, "models:\n");
+    for (size_t i = 0; i < ep_format_cases_count; i++) {
+        const ep_format_case *form = &ep_format_cases[i];
+        if (!ep_weight_format_is_float(form->format) || form->down != EP_WEIGHTS_NONE) {
+            continue;
+        }
+        for (size_t q = 1; q < EP_ARRAY_COUNT(quants); q++, count++) {
+            cr_assert_lt(count, (size_t)MODELS_MAX);
+            forms[count] = form;
+            snprintf(names[count], sizeof(names[0]), "%s.%s", form->name, quants[q]);
+            if (q == 1) {
+                write_model(form, paths[count]);
+            } else {
+                strcpy(paths[count], paths[count - 1]);
+            }
+            fprintf(file, "- {name: %s, path: %s%s, weight_quant: %s}\n", names[count],
+                    paths[count], form->names == EP_FORMAT_BLK ? "/model.gguf" : "", quants[q]);
+        }
+    }
+    cr_assert_eq(fclose(file), 0);
+    *out_count = count;
+}
+
+static void expect_quantised_service(enum ref_family family)
+{
+    static char names[MODELS_MAX][64], paths[MODELS_MAX][PATH_BYTES];
+    static const ep_format_case *forms[MODELS_MAX];
+    char numerics[64], config[PATH_BYTES], config_flag[PATH_BYTES + 16];
+    char manager_variable[PATH_BYTES];
+    const char *args[] = {config_flag,
+                          numerics,
+                          "--listen=tcp://127.0.0.1:0",
+                          "--admin-listen=tcp://127.0.0.1:0",
+                          "--probe-address=127.0.0.1:0",
+                          "--node-name=n1",
+                          NULL};
+    const int manager = play_manager(manager_variable);
+    const char *environment[] = {manager_variable, NULL};
+    size_t count = 0;
+    ep_test_peer peer;
+    ep_error error;
+    snprintf(numerics, sizeof(numerics), "--numerics=%s", ref_family_name(family));
+    snprintf(config, sizeof(config), "%s/quant.yaml", dir);
+    snprintf(config_flag, sizeof(config_flag), "--config=%s", config);
+    write_quantised(names, forms, paths, config, &count);
+    cr_assert_geq(count, 15);
+    cr_assert(ep_test_process_start(&node, dir, "node", EP_EXPERTD_PATH, args, environment, true));
+    cr_assert(ep_test_process_wait_ports(&node, WAIT_MS));
+    await_ready(manager);
+    close(manager);
+    ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &error), error);
+    for (size_t i = 0; i < count; i++) {
+        expect_exact(&peer, names[i], family, (enum ref_quant)(1 + i % 3), forms[i], paths[i]);
+    }
+    ep_test_peer_close(&peer);
+    cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
+}
+
+Test(formats_service, float_weights_in_smaller_formats_have_the_oracles_bits)
+{
+    expect_quantised_service(REF_PORTABLE);
+}
+
+Test(formats_service, float_weights_in_smaller_formats_have_the_oracles_bits_of_bf16dp)
+{
+    expect_quantised_service(REF_BF16DP);
+}
+
+Test(formats_service, float_weights_in_smaller_formats_have_the_oracles_bits_of_w4a8)
+{
+    expect_quantised_service(REF_W4A8);
 }
 
 Test(formats_service, one_node_serves_all_formats_with_the_oracles_bits)

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that put a model's experts into smaller formats (weight_quant): bits as of the oracle, from files, from other nodes and from packed files; nodes of unlike
+formats serve versions of their own, and never stand in for each other."""
+import json, os, struct, subprocess, sys, urllib.request
+
+from door_cluster import BUILD, EXPERTCTL, EXPERTS, HIDDEN, LAYER, MODEL, Cluster, read_safetensors, safetensors, wait_for
+
+EXPERTD = f"{BUILD}/server/expertd/expertd"
+CLIENT, NODE = "client-token-1111", "node-token-22222222"
+SIZES = {"int8-g32": 34 / 64, "int4-g32": 18 / 64, "mxfp4": 17 / 64} # of 32 weights against bf16
+
+
+def secure(c):
+    return ["--token-file=" + c.write("client.token", CLIENT.encode()), "--node-token-file=" + c.write("node.token", NODE.encode())]
+
+
+def start(c, name, url, quant, *options, **fields):
+    model = {"name": "demo", "path": MODEL, "experts": "all", "weight_quant": quant} | fields
+    config = c.write(name + ".yaml", f"models: [{json.dumps(model)}]\n".encode())
+    return c.daemon(name, EXPERTD, "--config=" + config, "--node-name=" + name, "--coordinator-url=" + url, "--threads=1", "--numerics=portable", *secure(c), *options)
+
+
+def metric(node, name):
+    text = urllib.request.urlopen(node["probe_url"] + "/metrics", timeout=10).read().decode()
+    return float(next(line for line in text.splitlines() if line.startswith(name + " ")).split()[-1])
+
+
+def loaded(node):
+    wait_for("experts", lambda: metric(node, "expertd_experts_owned") > 0 and metric(node, "expertd_experts_loading") == 0)
+
+
+def end(c, name):
+    process = dict(c.processes)[name]
+    process.terminate()
+    assert process.wait(timeout=60) == 0
+    c.processes = [p for p in c.processes if p[0] != name]
+
+
+
+
+def forward(c, url, batch, *options, code=0):
+    return c.run(EXPERTCTL, "forward", "--coordinator", url, "--token-file", c.path("client.token"), "--model", "demo", "--layer", str(LAYER), "--in", batch, "--out", c.path("y"),
+                 "--timeout", "20s", *options, code=code)
+
+
+ORACLES = {}
+
+
+def answers_as_the_oracle(c, url, version, quant):
+    batch = c.batch("batch", 40, 3)
+    forward(c, url, batch, "--version", version)
+    if quant not in ORACLES:
+        ORACLES[quant] = c.oracle(batch, "--weight-quant", quant, "--numerics", "portable")
+    assert read_safetensors(c.path("y"))["y"] == ORACLES[quant], f"{version}: other bits than the oracle's of {quant}"
+
+
+def status(c, url):
+    """Of a cluster with several versions it is a problem, and exits so."""
+    command = [EXPERTCTL, "status", "--coordinator", url, "--token-file", c.path("client.token"), "--output", "json"]
+    return json.loads(subprocess.run(command, capture_output=True, timeout=120).stdout)
+
+
+def versions(c, url):
+    return {m["version"] for m in status(c, url)["models"]}
+
+
+def unlike_nodes_are_versions_of_their_own(c):
+    url = c.coordinator("--copies=1", "--heartbeat-ms=100", *secure(c))["rpc_url"]
+    cache = "--weight-cache-dir=" + c.path("cache")
+    nodes = {"none": start(c, "n-none", url, "none", cache)}
+    for quant in SIZES:
+        nodes[quant] = start(c, "n-" + quant, url, quant, cache)
+    for node in nodes.values():
+        loaded(node)
+    wait_for("all versions", lambda: len(versions(c, url)) == 4)
+    files = next(v for v in versions(c, url) if len(v) == 16)
+    names = {"none": files} | {quant: f"{files}-{quant}" for quant in SIZES}
+    assert versions(c, url) == set(names.values()), versions(c, url)
+    assert any(f"model demo is served in versions {files} (default) and {files}-int8-g32" == p for p in status(c, url)["problems"]), status(c, url)["problems"]
+    whole = metric(nodes["none"], "expertd_weights_bytes")
+    for quant, version in names.items():
+        answers_as_the_oracle(c, url, version, quant)
+        share = metric(nodes[quant], "expertd_weights_bytes") / whole
+        assert abs(share / SIZES.get(quant, 1) - 1) < 0.05, (quant, share)
+    assert len(set(ORACLES.values())) == 4
+    generate = [EXPERTCTL, "generate", "--coordinator", url, "--token-file", c.path("client.token"), "--checkpoint", MODEL, "--model", "demo", "--prompt", "The ", "--bytes", "8", "--report",
+                "json"]
+    for quant, version in names.items():
+        assert json.loads(c.run(*generate, "--weight-quant", quant).stderr)["version"] == version
+    for quant, node in nodes.items(): # each has written its own files, and reads no other's
+        wait_for("packed files", lambda n=node: metric(n, 'expertd_weight_cache_files_total{op="written"}') == metric(n, "expertd_experts_owned"))
+        assert metric(node, 'expertd_weight_cache_files_total{op="read"}') == 0
+    # without its nodes a version has nobody else
+    end(c, "n-int8-g32")
+    command = [EXPERTCTL, "forward", "--coordinator", url, "--token-file", c.path("client.token"), "--model", "demo", "--version", names["int8-g32"], "--layer", str(LAYER), "--in",
+               c.batch("batch", 40, 3), "--out", c.path("y"), "--timeout", "1s"]
+    assert subprocess.run(command, capture_output=True, timeout=120).returncode != 0, "others answered for it"
+    again = start(c, "n-int8-g32", url, "int8-g32", cache)
+    loaded(again)
+    assert metric(again, 'expertd_weight_cache_files_total{op="read"}') == metric(again, "expertd_experts_owned")
+    wait_for("its version", lambda: names["int8-g32"] in versions(c, url))
+    answers_as_the_oracle(c, url, names["int8-g32"], "int8-g32")
+    c.stop()
+
+
+def files_from_nodes_of_another_format(c):
+    url = c.coordinator("--copies=1", "--heartbeat-ms=100", *secure(c))["rpc_url"]
+    loaded(start(c, "source", url, "mxfp4"))
+    os.mkdir(c.path("mirror"))
+    node = start(c, "mirror.node", url, "int4-g32", path=c.path("mirror"), weights_from="nodes")
+    loaded(node)
+    version = next(v for v in versions(c, url) if v.endswith("-int4-g32"))
+    answers_as_the_oracle(c, url, version, "int4-g32")
+    assert metric(node, 'expertd_weight_files_bytes_total{direction="received"}') > 0
+    c.stop()
+
+
+def refuses_what_is_quantised(c):
+    """fp8 in blocks, one layer."""
+    os.mkdir(c.path("fp8"))
+    tensors = {"model.layers.0.mlp.gate.weight": ("BF16", [2, HIDDEN], bytes(4 * HIDDEN))}
+    for e in range(2):
+        for matrix in "gate_proj", "up_proj", "down_proj":
+            stem = f"model.layers.0.mlp.experts.{e}.{matrix}.weight"
+            tensors[stem] = ("F8_E4M3", [HIDDEN, HIDDEN], bytes([0x38]) * HIDDEN * HIDDEN)
+            tensors[stem + "_scale_inv"] = ("F32", [1, 1], struct.pack("<f", 0.25))
+    c.write("fp8/model.safetensors", safetensors(tensors))
+    c.write("fp8/config.json", json.dumps({"model_type": "qwen3_moe", "hidden_act": "silu", "hidden_size": HIDDEN, "moe_intermediate_size": HIDDEN, "num_hidden_layers": 1, "num_experts": 2,
+                                           "num_experts_per_tok": 1, "vocab_size": 32, "torch_dtype": "bfloat16", "num_attention_heads": 4, "norm_topk_prob": True,
+                                           "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}).encode())
+    for words, model in ("are in f8e4m3-block128 already: take weight_quant out", {"path": c.path("fp8"), "weight_quant": "mxfp4"}), \
+                        ("allowed: none, int8-g32, int4-g32, mxfp4", {"path": MODEL, "weight_quant": "int8"}):
+        config = c.write("bad.yaml", ("models: [" + json.dumps({"name": "demo"} | model) + "]\n").encode())
+        for more in [["--check-config"], []]:
+            done = subprocess.run([EXPERTD, "--config=" + config, "--listen=tcp://127.0.0.1:0", "--admin-listen=", "--door-listen=", "--probe-address=127.0.0.1:0", *more], capture_output=True,
+                                  timeout=60)
+            assert done.returncode != 0 and words in done.stderr.decode(), done.stderr.decode()
+
+
+for part in unlike_nodes_are_versions_of_their_own, files_from_nodes_of_another_format, refuses_what_is_quantised:
+    with Cluster() as cluster:
+        part(cluster)
