@@ -81,12 +81,12 @@ def git(where, *args):
 def check_turns(plain, shallow):
     """By the number of commits where all are there, else by the day, which is the 9th; a turn that is asked for by neither."""
     def expect_turn(what, tree, turn, said, *args):
-        expect(what, tree.start("tests/run", ["--only", "release", *args]), 0, (2, 0, 1), f"test, turn {turn} of 4{said}\n")
-        expect(what, tree.start("tests/run", ["--only", "release", *args]), 0, (2, 0, 1), f" -U -I {turn},,4 ")
+        expect(what, tree.start("tests/run", ["--only", "release", *args]), 0, (2, 0, 1), f"test, turn {turn} of 8{said}\n")
+        expect(what, tree.start("tests/run", ["--only", "release", *args]), 0, (2, 0, 1), f" -U -I {turn},,8 ")
 
     day = " by the day, for the commits are not all here"
     expect_turn("a turn without git", plain, 2, day)
-    expect_turn("a turn that is asked for", plain, 4, "", "--turn", "4")
+    expect_turn("a turn that is asked for", plain, 8, "", "--turn", "8")
     git(plain.where, "init")
     expect_turn("a turn without a commit", plain, 2, day)
     for count in range(3):
@@ -121,13 +121,13 @@ def main():
         good = tree("good")
         expect("all of it", good.start(".ci/run", []), 0, (3 * 2 + 9 + 1, 0, 3))
         expect("one build", good.start("tests/run", ["--no-install", "--only", "asan", "--jobs", "3", "--filter", "x"]), 0, (2, 0, 1))
-        for args, part in ((["--turn", "3"], "-U -I 3,,4 -LE ^(turns)$"), (["--filter", "x"], " -R x\n"), (["--quick"], " -L ^(unit|"),
+        for args, part in ((["--turn", "3"], "-U -I 3,,8 -LE ^(turns)$"), (["--filter", "x"], " -R x\n"), (["--quick"], " -L ^(unit|"),
                            (["--bare", "--turn", "2", "--jobs", "5"], "--only release --jobs 5 --turn 2\n"), (["--bare", "--quick"], " --quick\n"),
                            (["--bare", "--long", "--filter", "x"], " --filter x --long\n")):
             expect(" ".join(args), good.start("tests/run", ["--only", "release", *args]), 0, (2, 0, 1), part)
         for args, part in ((["--only"], "'--only' needs a value"), (["--filter"], "'--filter' needs a value"), (["--jobs"], "'--jobs' needs a value"),
                            (["--only", ""], "'--only' needs a value"), (["--only", "asam"], "'asam' is no build, allowed: release"),
-                           (["--jobs", "many"], "'many' is no number"), (["--jobs", "0"], "'0' is no number"), (["--turn", "5"], "'5' is no turn"),
+                           (["--jobs", "many"], "'many' is no number"), (["--jobs", "0"], "'0' is no number"), (["--turn", "9"], "'9' is no turn"),
                            (["--no-install", "--nonsense"], "unknown option '--nonsense'")):
             expect(" ".join(args), good.start("tests/run", args), 2, (0, 1, 0), part)
 
