@@ -20,7 +20,6 @@ enum { TENSORS_MAX = 20, OUTPUTS_MAX = 8 };
 typedef struct world {
     const oracle_case *c;
     uint64_t seed;
-    bool failed;
 } world;
 
 /* A call's tensors; outputs come last. */
@@ -111,8 +110,9 @@ static bool spare_rows_are_unwritten(const rank_call *call)
     return true;
 }
 
-static bool play(world *w, uint32_t rank, ep_group *group)
+static bool play(void *arg, uint32_t rank, ep_group *group)
 {
+    const world *w = arg;
     rank_call call;
     ep_error error;
     ep_acl_stream stream = device_streams[rank % DEVICE_STREAMS];
@@ -148,14 +148,6 @@ static bool play(world *w, uint32_t rank, ep_group *group)
     return good;
 }
 
-static void run_rank(void *arg, uint32_t rank, ep_group *group)
-{
-    world *w = arg;
-    if (group == NULL || !play(w, rank, group)) {
-        __atomic_store_n(&w->failed, true, __ATOMIC_RELAXED);
-    }
-}
-
 /* ---- what goes wrong ---- */
 
 typedef struct trouble {
@@ -165,12 +157,11 @@ typedef struct trouble {
     const char *text;
     bool has_stream;
     bool loses_context; /* the thread, between the two phases */
-    bool failed;
 } trouble;
 
-static void run_trouble(void *arg, uint32_t rank, ep_group *group)
+static bool meet_trouble(void *arg, uint32_t rank, ep_group *group)
 {
-    trouble *t = arg;
+    const trouble *t = arg;
     rank_call call;
     ep_error error = {.text = ""};
     DEVICE_MUST(device_acl.aclrtSetDevice(0));
@@ -195,11 +186,12 @@ static void run_trouble(void *arg, uint32_t rank, ep_group *group)
         free(workspace);
         ep_group_plan_destroy(call.dispatch_plan);
     }
-    if (err != t->wanted || strstr(error.text, t->text) == NULL) {
-        fprintf(stderr, "%s '%s', want %s '%s'\n", ep_err_name(err), error.text,
-                ep_err_name(t->wanted), t->text);
-        t->failed = true;
+    if (err == t->wanted && strstr(error.text, t->text) != NULL) {
+        return true;
     }
+    fprintf(stderr, "%s '%s', want %s '%s'\n", ep_err_name(err), error.text, ep_err_name(t->wanted),
+            t->text);
+    return false;
 }
 
 /* In a process of its own: nothing of such a device is given back. */
@@ -215,8 +207,7 @@ static bool meets_trouble(const char *home, const char *name, const char *value,
         setenv(name, value, 1);
         device_open(home, 1, "100");
         t->c = &c;
-        rank_threads_run("loopback", (uint32_t)c.ranks, 20000000, run_trouble, t);
-        _exit(t->failed);
+        _exit(!rank_threads_play("loopback", NULL, (uint32_t)c.ranks, 20000000, meet_trouble, t));
     }
     return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) &&
            WEXITSTATUS(status) == 0;
@@ -270,8 +261,7 @@ int main(int argc, char **argv)
         case_draw(seed, &limits, &c);
         world w = {.c = &c, .seed = seed};
         device_open(argv[1], seed, "300");
-        rank_threads_run("loopback", (uint32_t)c.ranks, 20000000, run_rank, &w);
-        if (w.failed) {
+        if (!rank_threads_play("loopback", NULL, (uint32_t)c.ranks, 20000000, play, &w)) {
             fprintf(stderr, "failed with seed %llu\n", (unsigned long long)seed);
             return 1;
         }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "case_draw.h"
 
 static const ep_dtype dtypes[] = {
     [ORACLE_BF16] = EP_DTYPE_BF16, [ORACLE_F16] = EP_DTYPE_F16, [ORACLE_F32] = EP_DTYPE_F32};
@@ -537,4 +538,25 @@ bool rank_call_same(const rank_call *a, const rank_call *b, const char *forms)
         fprintf(stderr, "the forms: %s\n", forms);
     }
     return good;
+}
+
+/* ---- a whole round ---- */
+
+static bool went_well(const rank_call *call, const char *what, ep_err err, const ep_error *error)
+{
+    if (err != EP_OK) {
+        fprintf(stderr, "rank %u, %s: %s: %s\n", call->rank, what, ep_err_name(err), error->text);
+    }
+    return err == EP_OK;
+}
+
+bool rank_call_round(rank_call *call, ep_group *group, ep_error *out_error)
+{
+    if (!went_well(call, "dispatch", rank_call_dispatch(call, group, out_error), out_error) ||
+        !rank_call_check_dispatch(call)) {
+        return false;
+    }
+    rank_call_experts(call);
+    return went_well(call, "combine", rank_call_combine(call, group, out_error), out_error) &&
+           rank_call_check_combine(call, case_is_approximate(call->c) ? 0.02 : 0);
 }

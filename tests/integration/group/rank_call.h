@@ -66,6 +66,8 @@ bool rank_call_same(const rank_call *a, const rank_call *b, const char *forms);
 /* tolerance: of the greatest difference relative to max(1, |value|); 0: bit for bit. */
 bool rank_call_check_combine(const rank_call *call, double tolerance);
 
+/* A dispatch, the experts and a combine whose outputs are the oracle's. What is not is printed. */
+bool rank_call_round(rank_call *call, ep_group *group, ep_error *out_error);
 /* All of the words, up to NULL, are in the text. */
 bool rank_error_says(const ep_error *error, const char *const *words);
 

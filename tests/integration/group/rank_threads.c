@@ -132,8 +132,9 @@ typedef struct thread_arg {
     uint32_t world;
     uint32_t rank;
     uint64_t deadline_us;
-    rank_func func;
+    rank_play play;
     void *arg;
+    bool good;
     pthread_t thread;
 } thread_arg;
 
@@ -142,31 +143,62 @@ static void *run_rank(void *arg)
     thread_arg *a = arg;
     ep_group *group =
         rank_group_create_on(a->scheme, a->host, a->name, a->world, a->rank, a->deadline_us);
-    a->func(a->arg, a->rank, group);
+    if (group == NULL) {
+        _exit(1);
+    }
+    a->good = a->play(a->arg, a->rank, group);
     ep_group_destroy(group);
     return NULL;
 }
 
-void rank_threads_run(const char *scheme, uint32_t world, uint64_t deadline_us, rank_func func,
-                      void *arg)
-{
-    rank_threads_run_on(scheme, NULL, world, deadline_us, func, arg);
-}
-
-void rank_threads_run_on(const char *scheme, const char *const *hosts, uint32_t world,
-                         uint64_t deadline_us, rank_func func, void *arg)
+bool rank_threads_play(const char *scheme, const char *const *hosts, uint32_t world,
+                       uint64_t deadline_us, rank_play play, void *arg)
 {
     thread_arg args[RANK_THREADS_MAX];
     char name[64];
+    bool good = true;
     rank_group_name(name, sizeof(name));
     for (uint32_t r = 0; r < world; r++) {
-        args[r] = (thread_arg){
-            scheme, hosts == NULL ? NULL : hosts[r], name, world, r, deadline_us, func, arg, 0};
+        args[r] = (thread_arg){.scheme = scheme,
+                               .host = hosts == NULL ? NULL : hosts[r],
+                               .name = name,
+                               .world = world,
+                               .rank = r,
+                               .deadline_us = deadline_us,
+                               .play = play,
+                               .arg = arg};
         if (pthread_create(&args[r].thread, NULL, run_rank, &args[r]) != 0) {
             abort();
         }
     }
     for (uint32_t r = 0; r < world; r++) {
         pthread_join(args[r].thread, NULL);
+        good = good && args[r].good;
     }
+    return good;
+}
+
+typedef struct silent {
+    rank_func func;
+    void *arg;
+} silent;
+
+static bool play_silent(void *arg, uint32_t rank, ep_group *group)
+{
+    const silent *s = arg;
+    s->func(s->arg, rank, group);
+    return true;
+}
+
+void rank_threads_run_on(const char *scheme, const char *const *hosts, uint32_t world,
+                         uint64_t deadline_us, rank_func func, void *arg)
+{
+    silent s = {func, arg};
+    rank_threads_play(scheme, hosts, world, deadline_us, play_silent, &s);
+}
+
+void rank_threads_run(const char *scheme, uint32_t world, uint64_t deadline_us, rank_func func,
+                      void *arg)
+{
+    rank_threads_run_on(scheme, NULL, world, deadline_us, func, arg);
 }

@@ -169,15 +169,6 @@ static void be_with_it(rank_call *call, const trial *t, uint32_t rank, ep_group 
     }
 }
 
-static bool whole_round(rank_call *call, ep_group *group, ep_error *error)
-{
-    if (rank_call_dispatch(call, group, error) != EP_OK || !rank_call_check_dispatch(call)) {
-        return false;
-    }
-    rank_call_experts(call);
-    return rank_call_combine(call, group, error) == EP_OK && rank_call_check_combine(call, 0);
-}
-
 static void try_all(void *arg, uint32_t rank, ep_group *group)
 {
     trial t = *(const trial *)arg;
@@ -201,7 +192,7 @@ static void try_all(void *arg, uint32_t rank, ep_group *group)
             be_with_it(&call, &t, rank, group, frames);
         }
         meet();
-        EXPECT(whole_round(&call, group, &error), "stage %d: not usable: %s", (int)t.stage,
+        EXPECT(rank_call_round(&call, group, &error), "stage %d: not usable: %s", (int)t.stage,
                error.text);
         meet(); /* so that frames can be counted */
         rank_call_free(&call);
@@ -245,7 +236,7 @@ static void try_many(void *arg, uint32_t rank, ep_group *group)
         rank_call_free(&calls[i]);
     }
     rank_call_init(&calls[0], t->c, rank, 0);
-    EXPECT(whole_round(&calls[0], group, &error), "%s", error.text);
+    EXPECT(rank_call_round(&calls[0], group, &error), "%s", error.text);
     rank_call_free(&calls[0]);
 }
 
@@ -266,7 +257,7 @@ static void try_ahead(void *arg, uint32_t rank, ep_group *group)
         EXPECT(err == EP_ERR_CANCELLED || (rank != ONE && err == EP_OK), "%s", error.text);
         EXPECT(err == EP_OK || names(&error, "rank 1 has cancelled"), "%s", error.text);
     }
-    EXPECT(whole_round(&call, group, &error), "%s", error.text);
+    EXPECT(rank_call_round(&call, group, &error), "%s", error.text);
     rank_call_free(&call);
 }
 

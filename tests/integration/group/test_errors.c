@@ -40,19 +40,10 @@ static void draw(oracle_case *c, uint64_t seed)
     }
 }
 
-static bool whole_round(rank_call *call, ep_group *group, ep_error *error)
-{
-    if (rank_call_dispatch(call, group, error) != EP_OK || !rank_call_check_dispatch(call)) {
-        return false;
-    }
-    rank_call_experts(call);
-    return rank_call_combine(call, group, error) == EP_OK && rank_call_check_combine(call, 0);
-}
-
 static void expect_works(rank_call *call, uint32_t rank, ep_group *group)
 {
     ep_error error = {.text = ""};
-    EXPECT(whole_round(call, group, &error), "a good round fails: %s", error.text);
+    EXPECT(rank_call_round(call, group, &error), "a good round fails: %s", error.text);
 }
 
 /* ---- plans, workspaces, buffers ---- */

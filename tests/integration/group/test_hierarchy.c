@@ -34,7 +34,6 @@ typedef struct world {
     pthread_barrier_t end;  /* of all: who leaves says so, and that would be counted */
     traffic before[RANKS_MAX][RANKS_MAX]; /* [rank of the case][the other] */
     traffic after[RANKS_MAX][RANKS_MAX];
-    bool failed;
 } world;
 
 /* ---- outputs ---- */
@@ -257,7 +256,7 @@ static void set_up(world *w, rank_call *call, int local, const char *comm_alg, i
     call->dispatch.performance_info = ep_tensor_1d(waited, EP_DTYPE_I64, w->group_ranks);
 }
 
-static void run_rank(void *arg, uint32_t rank, ep_group *group)
+static bool run_rank(void *arg, uint32_t rank, ep_group *group)
 {
     world *w = arg;
     int local = local_of(w, rank);
@@ -266,11 +265,11 @@ static void run_rank(void *arg, uint32_t rank, ep_group *group)
     int64_t waited[2][RANKS_MAX] = {{0}};
     if (local < 0) { /* left out */
         pthread_barrier_wait(&w->end);
-        return;
+        return true;
     }
     set_up(w, &mesh, local, "fullmesh", waited[0]);
     set_up(w, &tree, local, "hierarchy", waited[1]);
-    bool good = group != NULL;
+    bool good = true;
     /* the second over what the first left in every buffer */
     for (int round = 0; round < 2 && good; round++) {
         good = (w->hierarchy_first || play_one(w, &mesh, group, false)) &&
@@ -282,13 +281,8 @@ static void run_rank(void *arg, uint32_t rank, ep_group *group)
            good_times(w, (uint32_t)local, waited[1]);
     rank_call_free(&mesh);
     rank_call_free(&tree);
-    if (!good) {
-        __atomic_store_n(&w->failed, true, __ATOMIC_RELAXED);
-        if (group == NULL) {
-            abort(); /* the others wait at the barriers */
-        }
-    }
     pthread_barrier_wait(&w->end);
+    return good;
 }
 
 /* ---- drawing ---- */
@@ -351,10 +345,11 @@ static bool run(const char *scheme, uint64_t seed, oracle_case *c)
     w.hierarchy_first = case_random(&state, 0, 1);
     pthread_barrier_init(&w.step, NULL, (unsigned)c->ranks);
     pthread_barrier_init(&w.end, NULL, (unsigned)w.group_ranks);
-    rank_threads_run_on(scheme, w.hosts, (uint32_t)w.group_ranks, DEADLINE_US, run_rank, &w);
+    bool good =
+        rank_threads_play(scheme, w.hosts, (uint32_t)w.group_ranks, DEADLINE_US, run_rank, &w);
     pthread_barrier_destroy(&w.step);
     pthread_barrier_destroy(&w.end);
-    bool good = !w.failed && check_traffic(&w);
+    good = good && check_traffic(&w);
     if (!good) {
         fprintf(stderr,
                 "seed %lu: ranks %d of %d, shared %d/%d, experts %d, K %d, H %d, quant %d back %d, "

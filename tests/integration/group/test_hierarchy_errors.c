@@ -11,6 +11,7 @@
 
 #include "case_draw.h"
 #include "rank_call.h"
+#include "rank_expect.h"
 #include "rank_threads.h"
 
 #define RANKS 5
@@ -27,16 +28,6 @@ typedef struct scene {
 } scene;
 
 static bool failed;
-
-#define EXPECT(condition, ...)                                                                     \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: rank %u, odd %u: ", __func__, __LINE__, rank, s->odd);         \
-            fprintf(stderr, __VA_ARGS__);                                                          \
-            fprintf(stderr, "\n");                                                                 \
-            __atomic_store_n(&failed, true, __ATOMIC_RELAXED);                                     \
-        }                                                                                          \
-    } while (0)
 
 static bool says(const ep_error *error, const char *text)
 {
@@ -56,15 +47,10 @@ static void init(rank_call *call, const oracle_case *c, uint32_t rank)
     call->params.comm_alg = "hierarchy";
 }
 
-static void expect_works(const scene *s, rank_call *call, uint32_t rank, ep_group *group)
+static void expect_works(rank_call *call, uint32_t rank, ep_group *group)
 {
     ep_error error = {.text = ""};
-    bool good = rank_call_dispatch(call, group, &error) == EP_OK && rank_call_check_dispatch(call);
-    if (good) {
-        rank_call_experts(call);
-        good = rank_call_combine(call, group, &error) == EP_OK && rank_call_check_combine(call, 0);
-    }
-    EXPECT(good, "a good round fails: %s", error.text);
+    EXPECT(rank_call_round(call, group, &error), "a good round fails: %s", error.text);
 }
 
 /* ---- nobody leaves ---- */
@@ -86,7 +72,7 @@ static void disagree(void *arg, uint32_t rank, ep_group *group)
                          ""),
                "%s", error.text);
         call.params.comm_alg = "hierarchy";
-        expect_works(s, &call, rank, group);
+        expect_works(&call, rank, group);
     }
     rank_call_free(&call);
 }
@@ -111,7 +97,7 @@ static void bad_values(void *arg, uint32_t rank, ep_group *group)
                "%s", error.text);
         ids[0] = good;
         if (round % 2 == 1) {
-            expect_works(s, &call, rank, group);
+            expect_works(&call, rank, group);
         }
     }
     rank_call_free(&call);
@@ -142,7 +128,7 @@ static void one_leaves(void *arg, uint32_t rank, ep_group *group)
     rank_call call;
     ep_error error = {.text = ""};
     init(&call, s->cases, rank);
-    expect_works(s, &call, rank, group);
+    expect_works(&call, rank, group);
     for (int i = 0; i < 2 && rank != s->odd; i++) {
         ep_err err = rank_call_dispatch(&call, group, &error);
         EXPECT(err == EP_ERR_UNAVAILABLE && names(&error, "rank ", s->odd, " is gone"), "%s",
@@ -179,7 +165,7 @@ static void one_leaves_alone(void *arg, uint32_t rank, ep_group *group)
     /* on the other host, and not the gateway */
     static const uint32_t callers[RANKS] = {3, 0, 4, 2, 0};
     init(&call, s->cases, rank);
-    expect_works(s, &call, rank, group);
+    expect_works(&call, rank, group);
     if (rank == callers[s->odd]) {
         ep_err err = rank_call_dispatch(&call, group, &error);
         EXPECT(err == EP_ERR_UNAVAILABLE && names(&error, "rank ", s->odd, " is gone"), "%s",
@@ -197,7 +183,7 @@ static void one_stays_away(void *arg, uint32_t rank, ep_group *group)
     rank_call call;
     ep_error error = {.text = ""};
     init(&call, s->cases, rank);
-    expect_works(s, &call, rank, group);
+    expect_works(&call, rank, group);
     call.dispatch.deadline_us = 2000000;
     pthread_barrier_wait(&s->all); /* all begin in time for each other's frames */
     /* it passes on what comes through it although it is elsewhere: nobody else is missing */
@@ -220,7 +206,7 @@ static void others_go_on(void *arg, uint32_t rank, ep_group *group)
     ep_error error = {.text = ""};
     int64_t waited[RANKS] = {0};
     init(&call, s->cases, rank);
-    expect_works(s, &call, rank, group);
+    expect_works(&call, rank, group);
     if (rank != s->odd) {
         ep_err err = rank_call_dispatch(&call, group, &error);
         EXPECT(err == EP_ERR_UNAVAILABLE, "%s", error.text);
@@ -235,7 +221,7 @@ static void others_go_on(void *arg, uint32_t rank, ep_group *group)
         less.params.elastic_info = ep_tensor_1d(elastic, EP_DTYPE_I32, 4 + 2 * RANKS);
         less.dispatch.performance_info = ep_tensor_1d(waited, EP_DTYPE_I64, RANKS);
         for (int i = 0; i < 3; i++) {
-            expect_works(s, &less, rank, group);
+            expect_works(&less, rank, group);
         }
         rank_call_free(&less);
     }

@@ -27,7 +27,6 @@ typedef struct world {
     const char *hosts[RANKS_MAX];
     bool by_host[BATCHES_MAX];
     uint64_t seed;
-    bool failed;
 } world;
 
 /* What a rank has of a batch. */
@@ -152,7 +151,7 @@ static bool play(player *p)
     return good;
 }
 
-static void run_rank(void *arg, uint32_t rank, ep_group *group)
+static bool run_rank(void *arg, uint32_t rank, ep_group *group)
 {
     world *w = arg;
     player *p = calloc(1, sizeof(*p));
@@ -160,14 +159,13 @@ static void run_rank(void *arg, uint32_t rank, ep_group *group)
     p->group = group;
     p->rank = rank;
     p->state = w->seed * 64 + rank;
-    if (group == NULL || !play(p)) {
-        __atomic_store_n(&w->failed, true, __ATOMIC_RELAXED);
-    }
+    const bool good = play(p);
     for (int b = 0; b < w->batches; b++) {
         rank_call_free(&p->batches[b].blocking);
         rank_call_free(&p->batches[b].call);
     }
     free(p);
+    return good;
 }
 
 static void draw(world *w, uint64_t seed)
@@ -210,8 +208,7 @@ int main(int argc, char **argv)
     world *w = malloc(sizeof(*w));
     for (int i = 0; i < draws; i++) {
         draw(w, seed + (uint64_t)i);
-        rank_threads_run_on(scheme, w->hosts, (uint32_t)w->ranks, DEADLINE_US, run_rank, w);
-        if (w->failed) {
+        if (!rank_threads_play(scheme, w->hosts, (uint32_t)w->ranks, DEADLINE_US, run_rank, w)) {
             fprintf(stderr, "failed with seed %llu: %d ranks, %d batches\n",
                     (unsigned long long)w->seed, w->ranks, w->batches);
             return 1;

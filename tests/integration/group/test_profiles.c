@@ -18,7 +18,6 @@ typedef struct world {
     const char *comm_alg;
     int global_bs;
     const char *refused; /* the text that every rank must get; NULL: it must work */
-    bool failed;
 } world;
 
 /* A as the vendor defines it. */
@@ -67,20 +66,16 @@ static void set_up(const world *w, rank_call *call, uint32_t rank)
     }
 }
 
-static bool play(world *w, uint32_t rank, ep_group *group)
+static bool play(void *arg, uint32_t rank, ep_group *group)
 {
+    const world *w = arg;
     rank_call call;
     ep_error error = {.text = ""};
     set_up(w, &call, rank);
-    ep_err err = rank_call_dispatch(&call, group, &error);
-    bool good = err == EP_OK && rank_call_check_dispatch(&call);
-    if (w->refused != NULL) {
-        good = err == EP_ERR_INVALID_ARGUMENT && strstr(error.text, w->refused) != NULL;
-    } else if (good) {
-        rank_call_experts(&call);
-        good =
-            rank_call_combine(&call, group, &error) == EP_OK && rank_call_check_combine(&call, 0);
-    }
+    bool good = w->refused == NULL
+                    ? rank_call_round(&call, group, &error)
+                    : rank_call_dispatch(&call, group, &error) == EP_ERR_INVALID_ARGUMENT &&
+                          strstr(error.text, w->refused) != NULL;
     if (!good) {
         fprintf(stderr, "profile %d, comm_alg %s, rank %u: %s; should be: %s\n", (int)w->profile,
                 w->comm_alg, rank, error.text,
@@ -88,14 +83,6 @@ static bool play(world *w, uint32_t rank, ep_group *group)
     }
     rank_call_free(&call);
     return good;
-}
-
-static void run_rank(void *arg, uint32_t rank, ep_group *group)
-{
-    world *w = arg;
-    if (group == NULL || !play(w, rank, group)) {
-        __atomic_store_n(&w->failed, true, __ATOMIC_RELAXED);
-    }
 }
 
 /* A batch as a vendor's program has it: every id an expert, no mask. */
@@ -131,8 +118,7 @@ static bool run(const oracle_case *c, ep_group_profile profile, const char *comm
                .comm_alg = comm_alg,
                .global_bs = global_bs,
                .refused = refused};
-    rank_threads_run("loopback", (uint32_t)c->ranks, 20000000, run_rank, &w);
-    return !w.failed;
+    return rank_threads_play("loopback", NULL, (uint32_t)c->ranks, 20000000, play, &w);
 }
 
 static bool test_a2(void)

@@ -14,44 +14,19 @@
 typedef struct world {
     const oracle_case *c;
     uint64_t seed;
-    bool failed;
 } world;
 
-static bool play(world *w, uint32_t rank, ep_group *group)
+static bool play(void *arg, uint32_t rank, ep_group *group)
 {
+    const world *w = arg;
     rank_call call;
     ep_error error;
     rank_call_init(&call, w->c, rank, (int)(w->seed % 3));
     call.dispatch.expert_token_nums_type = (int64_t)(w->seed & 1);
-    bool good = true;
     /* the second one over what the first left in every buffer */
-    for (int round = 0; round < 2 && good; round++) {
-        if (rank_call_dispatch(&call, group, &error) != EP_OK) {
-            fprintf(stderr, "rank %u, dispatch: %s: %s\n", rank, ep_err_name(error.code),
-                    error.text);
-            good = false;
-        }
-        good = good && rank_call_check_dispatch(&call);
-        if (good) {
-            rank_call_experts(&call);
-        }
-        if (good && rank_call_combine(&call, group, &error) != EP_OK) {
-            fprintf(stderr, "rank %u, combine: %s: %s\n", rank, ep_err_name(error.code),
-                    error.text);
-            good = false;
-        }
-        good = good && rank_call_check_combine(&call, case_is_approximate(w->c) ? 0.02 : 0);
-    }
+    bool good = rank_call_round(&call, group, &error) && rank_call_round(&call, group, &error);
     rank_call_free(&call);
     return good;
-}
-
-static void run_rank(void *arg, uint32_t rank, ep_group *group)
-{
-    world *w = arg;
-    if (group == NULL || !play(w, rank, group)) {
-        __atomic_store_n(&w->failed, true, __ATOMIC_RELAXED);
-    }
 }
 
 int main(int argc, char **argv)
@@ -68,8 +43,7 @@ int main(int argc, char **argv)
         oracle_case c;
         case_draw(seed + (uint64_t)i, &limits, &c);
         world w = {.c = &c, .seed = seed + (uint64_t)i};
-        rank_threads_run(scheme, (uint32_t)c.ranks, 20000000, run_rank, &w);
-        if (w.failed) {
+        if (!rank_threads_play(scheme, NULL, (uint32_t)c.ranks, 20000000, play, &w)) {
             fprintf(stderr,
                     "failed with seed %llu: ranks %d shared %d/%d experts %d special %d+%d+%d K %d "
                     "H %d type %d quant %d back %d smooth %d "

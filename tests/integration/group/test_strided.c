@@ -154,7 +154,6 @@ static void lay_out_combine(twins *all, rank_call *call, layout l)
 typedef struct world {
     const oracle_case *c;
     uint64_t seed;
-    bool failed;
 } world;
 
 /* What nothing came for is as it was: rank_call fills its memory so. */
@@ -230,11 +229,11 @@ static bool refuses_overlap(const oracle_case *c, uint32_t rank, ep_group *group
            (c->hidden == 1 || refuses_stride(c, rank, group, 0, (int64_t)c->hidden - 1, error));
 }
 
-static void run_rank(void *arg, uint32_t rank, ep_group *group)
+static bool play_all(void *arg, uint32_t rank, ep_group *group)
 {
-    world *w = arg;
+    const world *w = arg;
     ep_error error = {.text = ""};
-    bool good = group != NULL && refuses_overlap(w->c, rank, group, &error);
+    bool good = refuses_overlap(w->c, rank, group, &error);
     for (layout l = APART; l < LAYOUTS && good; l++) {
         good = play(w->c, rank, group, l, &error);
         if (!good) {
@@ -242,9 +241,7 @@ static void run_rank(void *arg, uint32_t rank, ep_group *group)
                     layout_names[l], error.text);
         }
     }
-    if (!good) {
-        __atomic_store_n(&w->failed, true, __ATOMIC_RELAXED);
-    }
+    return good;
 }
 
 int main(void)
@@ -256,8 +253,7 @@ int main(void)
             .ranks_max = RANKS, .ranks = RANKS, .tokens_max = 9, .hidden_max = 40};
         case_draw(seed, &limits, &c);
         world w = {.c = &c, .seed = seed};
-        rank_threads_run("loopback", RANKS, 20000000, run_rank, &w);
-        good = good && !w.failed;
+        good = rank_threads_play("loopback", NULL, RANKS, 20000000, play_all, &w) && good;
         case_free(&c);
     }
     return good ? 0 : 1;
