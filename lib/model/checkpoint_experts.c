@@ -318,7 +318,23 @@ static ep_err name_expert(ep_err err, uint32_t layer, uint32_t index, ep_error *
     return err;
 }
 
-/* quant: NULL, as in the file. */
+/* quant: NULL, as in the file. An expert may be in another format than those that tell its layer's.
+ */
+static ep_err check_quant(const ep_weight_quant *quant, const ep_expert_plan *plan,
+                          ep_error *out_error)
+{
+    const ep_weight_format down =
+        plan->down_format == EP_WEIGHTS_NONE ? plan->format : plan->down_format;
+    const bool is_good = quant == NULL || (ep_weight_format_is_float(plan->format) &&
+                                           ep_weight_format_is_float(down));
+    return is_good ? EP_OK
+                   : ep_error_set(out_error, EP_ERR_BAD_FILE,
+                                  "is %s, down %s; weight_quant %s is for bf16, f16 and f32: take "
+                                  "it out",
+                                  ep_weight_format_name(plan->format), ep_weight_format_name(down),
+                                  quant->name);
+}
+
 static ep_err read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
                           const ep_weight_quant *quant, ep_expert_data *out_expert,
                           ep_error *out_error)
@@ -327,6 +343,7 @@ static ep_err read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint3
     ep_expert_data expert = {.allocation = NULL};
     const ep_layer_shape *shape = NULL;
     ep_err err = plan_expert(checkpoint, layer, index, &shape, &plan, out_error);
+    err = err == EP_OK ? check_quant(quant, &plan, out_error) : err;
     if (err == EP_OK) {
         err = read_planned(checkpoint, &plan, shape, index >= shape->experts, &expert, out_error);
     }
@@ -363,7 +380,8 @@ ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t la
     const ep_layer_shape *shape = NULL;
     matrix_place places[EP_MATRIX_COUNT] = {{NULL, NULL, NULL}};
     const ep_weight_quant *quant = checkpoint->config.info.quant;
-    const ep_err err = plan_expert(checkpoint, layer, index, &shape, &plan, out_error);
+    ep_err err = plan_expert(checkpoint, layer, index, &shape, &plan, out_error);
+    err = err == EP_OK ? check_quant(quant, &plan, out_error) : err;
     if (err != EP_OK) {
         return name_expert(err, layer, index, out_error);
     }

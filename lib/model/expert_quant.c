@@ -136,13 +136,6 @@ ep_err ep_expert_quantize(const ep_weight_quant *quant, const ep_expert_plan *pl
     size_t bytes[PARTS] = {0};
     uint8_t *to[PARTS];
     ep_expert_data made = {.source = io_expert->source};
-    if (!ep_weight_format_is_float(io_expert->source.format) ||
-        !ep_weight_format_is_float(ep_expert_down_format(&io_expert->source))) {
-        return ep_error_set(
-            out_error, EP_ERR_BAD_FILE, "is %s, down %s; weight_quant %s is for bf16, f16 and f32",
-            ep_weight_format_name(io_expert->source.format),
-            ep_weight_format_name(ep_expert_down_format(&io_expert->source)), quant->name);
-    }
     size_parts(quant, &made.source, bytes);
     ep_err err = ep_expert_parts_allocate(bytes, PARTS, to, &made.bytes, out_error);
     if (err != EP_OK) {

@@ -5,7 +5,7 @@
 
 #include "model/expert_plan.h"
 
-/* Of a checkpoint with quant. Takes io_expert's memory and gives it other; on an error too it is
+/* io_expert: in float formats. Takes its memory and gives it other; on an error too it is
  * the caller's to free.
  * Errors: BAD_FILE (file and tensor, what is wrong, what to do), NO_MEMORY, INTERNAL. */
 ep_err ep_expert_quantize(const ep_weight_quant *quant, const ep_expert_plan *plan,

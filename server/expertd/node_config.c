@@ -685,7 +685,15 @@ static ep_err check_storage(const ep_options *options, size_t index,
         err = ep_error_set(&why, EP_ERR_BAD_CONFIG, "it has version %s, version asks for %s", is,
                            model->version);
     }
+    ep_error quant_why;
+    const ep_err quant_err =
+        err == EP_OK ? ep_checkpoint_quantize(storage, model->quant, &quant_why) : EP_OK;
     ep_checkpoint_close(storage);
+    if (quant_err != EP_OK) {
+        return ep_options_fail_item(options, "models", index, "weight_quant", out_error,
+                                    "model %s in %s: %s", model->name, model->storage_path,
+                                    quant_why.text);
+    }
     if (err == EP_OK) {
         return EP_OK;
     }

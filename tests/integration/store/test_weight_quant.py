@@ -37,8 +37,6 @@ def end(c, name):
     c.processes = [p for p in c.processes if p[0] != name]
 
 
-
-
 def forward(c, url, batch, *options, code=0):
     return c.run(EXPERTCTL, "forward", "--coordinator", url, "--token-file", c.path("client.token"), "--model", "demo", "--layer", str(LAYER), "--in", batch, "--out", c.path("y"),
                  "--timeout", "20s", *options, code=code)
@@ -116,26 +114,49 @@ def files_from_nodes_of_another_format(c):
     c.stop()
 
 
+def checkpoint(c, name, layers, experts, quantised=False):
+    """Of mixtures. layers, experts: [fp8, ..] of the layers, of the experts of each; fp8 has scales in blocks."""
+    os.mkdir(c.path(name))
+    tensors = {}
+    for layer, is_coarse in enumerate(layers):
+        tensors[f"model.layers.{layer}.mlp.gate.weight"] = ("BF16", [len(experts), HIDDEN], bytes(2 * len(experts) * HIDDEN))
+        for e, is_own in enumerate(experts):
+            for matrix in "gate_proj", "up_proj", "down_proj":
+                stem = f"model.layers.{layer}.mlp.experts.{e}.{matrix}.weight"
+                if is_coarse or is_own:
+                    tensors[stem] = ("F8_E4M3", [HIDDEN, HIDDEN], bytes([0x38]) * HIDDEN * HIDDEN)
+                    tensors[stem + "_scale_inv"] = ("F32", [1, 1], struct.pack("<f", 0.25))
+                else:
+                    tensors[stem] = ("BF16", [HIDDEN, HIDDEN], struct.pack("<H", 0x3C80) * HIDDEN * HIDDEN)
+    c.write(name + "/model.safetensors", safetensors(tensors))
+    c.write(name + "/config.json", json.dumps({"model_type": "qwen3_moe", "hidden_act": "silu", "hidden_size": HIDDEN, "moe_intermediate_size": HIDDEN, "num_hidden_layers": len(layers),
+                                               "num_experts": len(experts), "num_experts_per_tok": 1, "vocab_size": 32, "torch_dtype": "bfloat16", "num_attention_heads": 4,
+                                               "norm_topk_prob": True, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}).encode())
+    return c.path(name)
+
+
+def try_config(c, model, *more):
+    config = c.write("try.yaml", ("models: [" + json.dumps({"name": "demo"} | model) + "]\n").encode())
+    return subprocess.run([EXPERTD, "--config=" + config, "--listen=tcp://127.0.0.1:0", "--admin-listen=", "--door-listen=", "--probe-address=127.0.0.1:0", *more], capture_output=True,
+                          timeout=60)
+
+
 def refuses_what_is_quantised(c):
-    """fp8 in blocks, one layer."""
-    os.mkdir(c.path("fp8"))
-    tensors = {"model.layers.0.mlp.gate.weight": ("BF16", [2, HIDDEN], bytes(4 * HIDDEN))}
-    for e in range(2):
-        for matrix in "gate_proj", "up_proj", "down_proj":
-            stem = f"model.layers.0.mlp.experts.{e}.{matrix}.weight"
-            tensors[stem] = ("F8_E4M3", [HIDDEN, HIDDEN], bytes([0x38]) * HIDDEN * HIDDEN)
-            tensors[stem + "_scale_inv"] = ("F32", [1, 1], struct.pack("<f", 0.25))
-    c.write("fp8/model.safetensors", safetensors(tensors))
-    c.write("fp8/config.json", json.dumps({"model_type": "qwen3_moe", "hidden_act": "silu", "hidden_size": HIDDEN, "moe_intermediate_size": HIDDEN, "num_hidden_layers": 1, "num_experts": 2,
-                                           "num_experts_per_tok": 1, "vocab_size": 32, "torch_dtype": "bfloat16", "num_attention_heads": 4, "norm_topk_prob": True,
-                                           "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}).encode())
-    for words, model in ("are in f8e4m3-block128 already: take weight_quant out", {"path": c.path("fp8"), "weight_quant": "mxfp4"}), \
+    fp8, second = checkpoint(c, "fp8", [True], [False, False]), checkpoint(c, "second", [False, True], [False, False])
+    os.mkdir(c.path("fetched"))
+    stored = {"path": c.path("fetched"), "weights_from": "storage", "storage_path": fp8}
+    for words, model in ("the routed ones of layer 0 are in f8e4m3-block128 already: take weight_quant out", {"path": fp8, "weight_quant": "mxfp4"}), \
+                        ("the routed ones of layer 1 are in f8e4m3-block128 already: take weight_quant out", {"path": second, "weight_quant": "mxfp4"}), \
+                        ("the routed ones of layer 0 are in f8e4m3-block128 already: take weight_quant out", stored | {"weight_quant": "mxfp4"}), \
                         ("allowed: none, int8-g32, int4-g32, mxfp4", {"path": MODEL, "weight_quant": "int8"}):
-        config = c.write("bad.yaml", ("models: [" + json.dumps({"name": "demo"} | model) + "]\n").encode())
         for more in [["--check-config"], []]:
-            done = subprocess.run([EXPERTD, "--config=" + config, "--listen=tcp://127.0.0.1:0", "--admin-listen=", "--door-listen=", "--probe-address=127.0.0.1:0", *more], capture_output=True,
-                                  timeout=60)
-            assert done.returncode != 0 and words in done.stderr.decode(), done.stderr.decode()
+            done = try_config(c, model, *more)
+            assert done.returncode != 0 and words in done.stderr.decode(), (more, done.stderr.decode())
+    # one expert that its layer's first does not tell: a check says what the node would
+    one = checkpoint(c, "one", [False], [False, True])
+    done = try_config(c, {"path": one, "weight_quant": "mxfp4"}, "--check-config")
+    told = done.stdout.decode() + done.stderr.decode()
+    assert done.returncode == 0 and "unreadable=1" in told and "is f8e4m3-block128, down f8e4m3-block128; weight_quant mxfp4 is for bf16, f16 and f32: take it out" in told, told
 
 
 for part in unlike_nodes_are_versions_of_their_own, files_from_nodes_of_another_format, refuses_what_is_quantised:
