@@ -140,7 +140,7 @@ static void open_checkpoint(const char *path, ep_doctor_findings *io_findings)
     } else {
         ep_checkpoint_survey survey;
         ep_doctor_add(io_findings, EP_DOCTOR_INFO, "checkpoint", "",
-                      "%s can be opened: version %s, %u MoE layers", path,
+                      "%s can be opened: files of version %s, %u MoE layers", path,
                       ep_checkpoint_info(checkpoint)->version,
                       ep_checkpoint_info(checkpoint)->moe_layers_count);
         ep_checkpoint_survey_experts(checkpoint, &survey);
