@@ -114,24 +114,33 @@ def files_from_nodes_of_another_format(c):
     c.stop()
 
 
-def checkpoint(c, name, layers, experts, quantised=False):
-    """Of mixtures. layers, experts: [fp8, ..] of the layers, of the experts of each; fp8 has scales in blocks."""
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+INT4 = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group"}}}}
+
+
+def matrix(stem, quant):
+    """HIDDEN by HIDDEN: bf16, fp8 with scales in blocks, or int4 in groups."""
+    if quant is FP8:
+        return {stem: ("F8_E4M3", [HIDDEN, HIDDEN], bytes([0x38]) * HIDDEN * HIDDEN), stem + "_scale_inv": ("F32", [1, 1], struct.pack("<f", 0.25))}
+    if quant is INT4:
+        return {stem + "_packed": ("I32", [HIDDEN, HIDDEN // 8], bytes([0x9A]) * (HIDDEN * HIDDEN // 2)),
+                stem + "_scale": ("BF16", [HIDDEN, HIDDEN // 32], struct.pack("<H", 0x3C80) * (HIDDEN * HIDDEN // 32))}
+    return {stem: ("BF16", [HIDDEN, HIDDEN], struct.pack("<H", 0x3C80) * HIDDEN * HIDDEN)}
+
+
+def checkpoint(c, name, quant, layers, experts):
+    """layers, experts: which layers, and which experts of each layer, are in quant's format; the others are in bf16."""
     os.mkdir(c.path(name))
     tensors = {}
-    for layer, is_coarse in enumerate(layers):
+    for layer, is_all in enumerate(layers):
         tensors[f"model.layers.{layer}.mlp.gate.weight"] = ("BF16", [len(experts), HIDDEN], bytes(2 * len(experts) * HIDDEN))
         for e, is_own in enumerate(experts):
-            for matrix in "gate_proj", "up_proj", "down_proj":
-                stem = f"model.layers.{layer}.mlp.experts.{e}.{matrix}.weight"
-                if is_coarse or is_own:
-                    tensors[stem] = ("F8_E4M3", [HIDDEN, HIDDEN], bytes([0x38]) * HIDDEN * HIDDEN)
-                    tensors[stem + "_scale_inv"] = ("F32", [1, 1], struct.pack("<f", 0.25))
-                else:
-                    tensors[stem] = ("BF16", [HIDDEN, HIDDEN], struct.pack("<H", 0x3C80) * HIDDEN * HIDDEN)
+            for word in "gate_proj", "up_proj", "down_proj":
+                tensors |= matrix(f"model.layers.{layer}.mlp.experts.{e}.{word}.weight", quant if is_all or is_own else None)
     c.write(name + "/model.safetensors", safetensors(tensors))
     c.write(name + "/config.json", json.dumps({"model_type": "qwen3_moe", "hidden_act": "silu", "hidden_size": HIDDEN, "moe_intermediate_size": HIDDEN, "num_hidden_layers": len(layers),
                                                "num_experts": len(experts), "num_experts_per_tok": 1, "vocab_size": 32, "torch_dtype": "bfloat16", "num_attention_heads": 4,
-                                               "norm_topk_prob": True, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}).encode())
+                                               "norm_topk_prob": True, "quantization_config": quant}).encode())
     return c.path(name)
 
 
@@ -142,7 +151,7 @@ def try_config(c, model, *more):
 
 
 def refuses_what_is_quantised(c):
-    fp8, second = checkpoint(c, "fp8", [True], [False, False]), checkpoint(c, "second", [False, True], [False, False])
+    fp8, second = checkpoint(c, "fp8", FP8, [True], [False, False]), checkpoint(c, "second", FP8, [False, True], [False, False])
     os.mkdir(c.path("fetched"))
     stored = {"path": c.path("fetched"), "weights_from": "storage", "storage_path": fp8}
     for words, model in ("the routed ones of layer 0 are in f8e4m3-block128 already: take weight_quant out", {"path": fp8, "weight_quant": "mxfp4"}), \
@@ -153,12 +162,22 @@ def refuses_what_is_quantised(c):
             done = try_config(c, model, *more)
             assert done.returncode != 0 and words in done.stderr.decode(), (more, done.stderr.decode())
     # one expert that its layer's first does not tell: a check says what the node would
-    one = checkpoint(c, "one", [False], [False, True])
+    one = checkpoint(c, "one", FP8, [False], [False, True])
     done = try_config(c, {"path": one, "weight_quant": "mxfp4"}, "--check-config")
     told = done.stdout.decode() + done.stderr.decode()
     assert done.returncode == 0 and "unreadable=1" in told and "is f8e4m3-block128, down f8e4m3-block128; weight_quant mxfp4 is for bf16, f16 and f32: take it out" in told, told
 
 
-for part in unlike_nodes_are_versions_of_their_own, files_from_nodes_of_another_format, refuses_what_is_quantised:
+def a_family_counts_for_layers_behind_the_first(c):
+    """w4a8 computes a model whose first layer is in bf16 and the second in int4: that is no lack of it."""
+    for name, layers, lacks in ("all", [False, False], True), ("behind", [False, True], False):
+        path = checkpoint(c, name, INT4, layers, [False, False])
+        c.daemon(name + ".node", EXPERTD, "--model=demo=" + path, "--numerics=w4a8", "--threads=1")
+        told = [line for line in c.log(name + ".node") if line.get("event") == "numerics"]
+        assert len(told) == lacks and all("computed as with bf16dp" in line["effect"] for line in told), told
+    c.stop()
+
+
+for part in unlike_nodes_are_versions_of_their_own, files_from_nodes_of_another_format, refuses_what_is_quantised, a_family_counts_for_layers_behind_the_first:
     with Cluster() as cluster:
         part(cluster)

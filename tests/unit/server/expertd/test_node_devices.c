@@ -64,6 +64,9 @@ static ep_err fake_numerics(ep_backend *backend, ep_weight_format format, bool w
 {
     (void)wide_inputs;
     (void)others;
+    if (format == EP_WEIGHTS_MXFP4) { /* as a device without it */
+        return EP_ERR_UNIMPLEMENTED;
+    }
     snprintf(out_id, EP_NUMERICS_ID_BYTES, "fake/%s/%td", ep_weight_format_name(format),
              backend - fakes);
     return EP_OK;
@@ -160,4 +163,35 @@ Test(node_devices, devices_that_compute_different_bits_do_not_share_a_model)
     ep_node_models_close(&models);
     ep_node_devices_close(&devices);
     ep_fixture_remove(dir);
+}
+
+/* What a device cannot compute with ends the start, with what to do: in whose favour depends on who
+ * asked for the format. */
+Test(node_devices, a_format_that_a_device_does_not_have_is_refused_with_what_to_do)
+{
+    char dir[2][EP_FIXTURE_PATH_BYTES];
+    ep_fixture_config fixture = ep_fixture_default();
+    ep_node_models models;
+    ep_node_model_config model = {.name = "demo", .choice = EP_EXPERTS_ALL};
+    const ep_node_config config = {.models_count = 1, .models = &model};
+    ep_fixture_new(&fixture, dir[0]);
+    fixture.expert_format = EP_WEIGHTS_MXFP4;
+    fixture.inner = 32;
+    ep_fixture_new(&fixture, dir[1]);
+    cr_assert_eq(open_fake(1, 0), EP_OK);
+    model.path = dir[0];
+    model.quant = ep_weight_quant_find("mxfp4");
+    EXPECT_FAILS(ep_node_models_open(&models, &config, devices.backends, 1, NULL, NULL, &error),
+                 EP_ERR_UNIMPLEMENTED, error,
+                 "model demo: backend fake cannot compute with mxfp4 weights: take weight_quant "
+                 "mxfp4 out, or set backend: cpu");
+    ep_node_models_close(&models);
+    model.path = dir[1];
+    model.quant = NULL;
+    EXPECT_FAILS(ep_node_models_open(&models, &config, devices.backends, 1, NULL, NULL, &error),
+                 EP_ERR_UNIMPLEMENTED, error, "with mxfp4 weights: set backend: cpu");
+    ep_node_models_close(&models);
+    ep_node_devices_close(&devices);
+    ep_fixture_remove(dir[0]);
+    ep_fixture_remove(dir[1]);
 }
