@@ -3,6 +3,7 @@
 #include "output.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -389,6 +390,11 @@ bool ep_cli_json_print(json_t *taken_json, FILE *out)
 bool ep_cli_json_print_line(json_t *taken_json, FILE *out)
 {
     return print_json(taken_json, 0, out);
+}
+
+json_t *ep_cli_json_ratio(double ratio)
+{
+    return isfinite(ratio) && ratio > 0 ? json_real(ratio) : json_null();
 }
 
 json_t *ep_cli_json_text(const char *text)

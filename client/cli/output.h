@@ -74,5 +74,7 @@ bool ep_cli_json_print(json_t *taken_json, FILE *out);
 bool ep_cli_json_print_line(json_t *taken_json, FILE *out);
 /* A JSON string of text that may not be UTF-8; what is not printable becomes \xNN. */
 json_t *ep_cli_json_text(const char *text);
+/* Of a peer: above 0, or null. */
+json_t *ep_cli_json_ratio(double ratio);
 
 #endif

@@ -60,7 +60,8 @@ static json_t *nodes_json(const Expertd__V1__ClusterStatusReply *cluster)
         json_array_append_new(
             nodes,
             json_pack(
-                "{s:I, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:o}",
+                "{s:I, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:o, "
+                "s:o, s:o}",
                 "id", (json_int_t)node->node_id, "name", ep_cli_json_text(node->name), "url",
                 ep_cli_json_text(node->url), "host", ep_cli_json_text(node->host), "state",
                 ep_cli_json_text(node->state), "rows_served", (json_int_t)node->rows_served,
@@ -70,8 +71,9 @@ static json_t *nodes_json(const Expertd__V1__ClusterStatusReply *cluster)
                 "copies_to_load", (json_int_t)node->copies_to_load, "copies_to_drop",
                 (json_int_t)node->copies_to_drop, "last_seen_ms", (json_int_t)node->last_seen_ms,
                 "devices", (json_int_t)node->devices, "devices_lost",
-                __builtin_popcountll(node->devices_lost), "speed",
-                node->speed > 0 ? json_real(node->speed) : json_null()));
+                __builtin_popcountll(node->devices_lost), "speed", ep_cli_json_ratio(node->speed),
+                "weight_quant_error", ep_cli_json_ratio(node->weight_quant_error),
+                "weight_quant_output_error", ep_cli_json_ratio(node->weight_quant_output_error)));
     }
     return nodes;
 }

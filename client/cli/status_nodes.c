@@ -37,12 +37,15 @@ static json_t *layers_json(const Expertd__V1__NodeStatusReply *status)
     json_t *layers = json_array();
     for (size_t l = 0; l < status->n_layers; l++) {
         const Expertd__V1__LayerStatus *layer = status->layers[l];
-        json_array_append_new(layers, json_pack("{s:o, s:o, s:I, s:I, s:I}", "model",
-                                                ep_cli_json_text(layer->model), "version",
-                                                ep_cli_json_text(layer->version), "layer",
-                                                (json_int_t)layer->layer, "experts_resident",
-                                                (json_int_t)layer->experts_resident, "rows_served",
-                                                (json_int_t)layer->rows_served));
+        json_array_append_new(
+            layers,
+            json_pack("{s:o, s:o, s:I, s:I, s:I, s:o, s:o}", "model",
+                      ep_cli_json_text(layer->model), "version", ep_cli_json_text(layer->version),
+                      "layer", (json_int_t)layer->layer, "experts_resident",
+                      (json_int_t)layer->experts_resident, "rows_served",
+                      (json_int_t)layer->rows_served, "weight_quant_error",
+                      ep_cli_json_ratio(layer->weight_quant_error), "weight_quant_output_error",
+                      ep_cli_json_ratio(layer->weight_quant_output_error)));
     }
     return layers;
 }
@@ -148,9 +151,16 @@ static bool print_device_table(const ep_cli_node_list *nodes, FILE *out)
     return good;
 }
 
+/* Of weight_quant. */
+static void add_error(ep_cli_table *table, double error)
+{
+    ep_cli_table_cell(table, error > 0 ? "%.4f" : "-", error);
+}
+
 static bool print_layer_table(const ep_cli_node_list *nodes, FILE *out)
 {
-    ep_cli_table *table = ep_cli_table_create("NODE|MODEL|1VERSION|>LAYER|2>EXPERTS|>ROWS SERVED");
+    ep_cli_table *table = ep_cli_table_create(
+        "NODE|MODEL|1VERSION|>LAYER|2>EXPERTS|>ROWS SERVED|3>ERROR|4>OF OUTPUTS");
     for (size_t i = 0; table != NULL && i < nodes->count; i++) {
         const Expertd__V1__NodeStatusReply *status = nodes->nodes[i].status;
         for (size_t l = 0; status != NULL && l < status->n_layers; l++) {
@@ -160,6 +170,8 @@ static bool print_layer_table(const ep_cli_node_list *nodes, FILE *out)
             ep_cli_table_cell(table, "%" PRIu32, status->layers[l]->layer);
             ep_cli_table_cell(table, "%" PRIu32, status->layers[l]->experts_resident);
             ep_cli_table_count(table, status->layers[l]->rows_served);
+            add_error(table, status->layers[l]->weight_quant_error);
+            add_error(table, status->layers[l]->weight_quant_output_error);
         }
     }
     bool good = ep_cli_table_print(table, out);

@@ -615,6 +615,8 @@ static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_coordinator_state
     entry->requests_hedged = view->requests_hedged;
     entry->requests_refused = view->requests_refused;
     entry->weight_bytes = view->weight_bytes;
+    entry->weight_quant_error = view->weight_quant_error;
+    entry->weight_quant_output_error = view->weight_quant_output_error;
     entry->tls_expiry = view->tls_expiry;
     entry->tls_error = (char *)(uintptr_t)view->tls_error;
     entry->behind_ms = view->behind_ns / EP_NS_PER_MS;

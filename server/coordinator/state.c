@@ -433,6 +433,8 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     node->requests_hedged = 0;
     node->requests_refused = 0;
     node->weight_bytes = 0;
+    node->weight_quant_error = 0;
+    node->weight_quant_output_error = 0;
     node->speed = is_same ? node->speed : (node_speed){0};
     node->tls_expiry = 0;
     node->capacity_bytes = request->capacity_bytes;
@@ -517,6 +519,8 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     node->requests_hedged = request->requests_hedged;
     node->requests_refused = request->requests_refused;
     node->weight_bytes = request->weight_bytes;
+    node->weight_quant_error = request->weight_quant_error;
+    node->weight_quant_output_error = request->weight_quant_output_error;
     node->tls_expiry = request->tls_expiry;
     node->devices = request->devices;
     node->devices_lost = request->devices_lost;
@@ -680,6 +684,8 @@ bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index
         .requests_hedged = node->requests_hedged,
         .requests_refused = node->requests_refused,
         .weight_bytes = node->weight_bytes,
+        .weight_quant_error = node->weight_quant_error,
+        .weight_quant_output_error = node->weight_quant_output_error,
         .last_seen_ns = node->last_seen_ns,
         .behind_ns = node->last_seen_ns - node->current_ns,
         .waits_to_load = node->waits_turn,

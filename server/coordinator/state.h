@@ -253,10 +253,12 @@ typedef struct ep_coordinator_state_node_view {
     const char *state;
     uint64_t incarnation;
     uint64_t rows_served;
-    uint64_t requests_failed; /* as in HeartbeatRequest, as the next three */
+    uint64_t requests_failed; /* as in HeartbeatRequest, as the next five */
     uint64_t requests_hedged;
     uint64_t requests_refused;
     uint64_t weight_bytes;
+    double weight_quant_error;
+    double weight_quant_output_error;
     uint64_t last_seen_ns;
     uint64_t behind_ns; /* for so long it has not loaded the newest assignment */
     bool waits_to_load; /* for its turn */

@@ -70,6 +70,8 @@ typedef struct cluster_node {
     uint64_t requests_hedged;
     uint64_t requests_refused;
     uint64_t weight_bytes;
+    double weight_quant_error;
+    double weight_quant_output_error;
     uint64_t tls_expiry;
     uint64_t capacity_bytes; /* weights it keeps in memory; 0: no limit */
     uint32_t devices;

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,6 +109,12 @@ static uint32_t find_node(const ep_routing_table *table, size_t likely, uint32_t
     return UINT32_MAX;
 }
 
+/* Above 0, or null: nodes may say any number, and JSON has not all of them. */
+static json_t *ratio(double said)
+{
+    return isfinite(said) && said > 0 ? json_real(said) : json_null();
+}
+
 static json_t *node_json(const Expertd__V1__NodeEntry *node, uint64_t experts, uint64_t unix_now)
 {
     json_t *tls_days = json_null();
@@ -117,14 +124,16 @@ static json_t *node_json(const Expertd__V1__NodeEntry *node, uint64_t experts, u
                        : json_integer(-1 - (json_int_t)((unix_now - node->tls_expiry) / DAY_S));
     }
     return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-                     "s:o, s:i, s:o}",
+                     "s:o, s:o, s:o, s:i, s:o}",
                      "id", count(node->node_id), "name", text(node->name), "url", text(node->url),
                      "host", text(node->host), "state", text(node->state), "last_seen_ms",
                      count(node->last_seen_ms), "behind_ms", count(node->behind_ms), "rows_served",
                      count(node->rows_served), "requests_failed", count(node->requests_failed),
                      "requests_hedged", count(node->requests_hedged), "requests_refused",
                      count(node->requests_refused), "weight_bytes", count(node->weight_bytes),
-                     "experts", count(experts), "copies_to_load", count(node->copies_to_load),
+                     "weight_quant_error", ratio(node->weight_quant_error),
+                     "weight_quant_output_error", ratio(node->weight_quant_output_error), "experts",
+                     count(experts), "copies_to_load", count(node->copies_to_load),
                      "copies_to_drop", count(node->copies_to_drop), "devices", count(node->devices),
                      "devices_lost", __builtin_popcountll(node->devices_lost), "tls_days",
                      tls_days);

@@ -11,7 +11,9 @@
  *                  "copies_waiting" (for move_rate), "watchers", "uptime_ms", "nodes": [{"id",
  *                  "name", "url", "host", "state", "last_seen_ms", "behind_ms", "rows_served",
  *                  "requests_failed", "requests_hedged", "requests_refused",
- *                  "weight_bytes" (experts in its memory), "experts" (copies in the table),
+ *                  "weight_bytes" (experts in its memory), "weight_quant_error",
+ *                  "weight_quant_output_error" (the greatest of its layers; null: none), "experts"
+ *                  (copies in the table),
  *                  "copies_to_load", "copies_to_drop", "devices", "devices_lost",
  *                  "tls_days" (until the first certificate ends, below 0 it has; null: no TLS)}],
  *                  "models": [{"name", "version", "is_default", "layers": [n, ..]}]}

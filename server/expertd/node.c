@@ -280,6 +280,8 @@ static void fill_report(void *arg, Expertd__V1__HeartbeatRequest *request,
     request->busy_work = jobs.busy_work;
     request->experts_to_load = (uint32_t)weights.pending_count;
     request->weight_bytes = weights.resident_bytes;
+    request->weight_quant_error = weights.quant.error;
+    request->weight_quant_output_error = weights.quant.output_error;
     request->devices = node->devices.count;
     request->devices_lost = ep_node_devices_lost(&node->devices);
     ep_tls_watch_refusal(&node->tls_watch, texts->tls_error);

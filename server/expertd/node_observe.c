@@ -43,6 +43,22 @@ static void counter_of(const ep_node *node, const char *name, const char *help, 
     ep_counter_set(node->metrics, name, help, labels, 1, total);
 }
 
+/* labels: of the layer. Nothing before an expert of it is loaded. */
+static void collect_quant(const ep_node *node, const ep_metric_label layer[3],
+                          ep_weight_quant_stats quant)
+{
+    static const char help[] = "Root mean square error that weight_quant makes: the greatest of an "
+                               "expert's weights, and of a sample's outputs";
+    ep_metric_label labels[] = {layer[0], layer[1], layer[2], {"of", "weights"}};
+    if (quant.error > 0) {
+        ep_gauge_set(node->metrics, "expertd_weight_quant_error_ratio", help, labels, 4,
+                     quant.error);
+        labels[3].value = "outputs";
+        ep_gauge_set(node->metrics, "expertd_weight_quant_error_ratio", help, labels, 4,
+                     quant.output_error);
+    }
+}
+
 static void collect_layers(const ep_node *node)
 {
     for (uint32_t m = 0; m < node->models.count; m++) {
@@ -57,6 +73,10 @@ static void collect_layers(const ep_node *node)
                 node->metrics, "expertd_layer_rows_served_total", "Expert rows computed by layer",
                 labels, 3,
                 atomic_load_explicit(&model->layers[l].rows_served, memory_order_relaxed));
+            if (model->info->quant != NULL) {
+                collect_quant(node, labels,
+                              ep_weight_store_quant(node->store, model->layers[l].store_slot));
+            }
         }
     }
 }

@@ -66,6 +66,10 @@ static bool fill_layers(const ep_node *node, Expertd__V1__NodeStatusReply *reply
             status->layer = model->layers[l].shape.layer;
             status->experts_resident =
                 ep_weight_store_resident_count(node->store, model->layers[l].store_slot);
+            const ep_weight_quant_stats quant =
+                ep_weight_store_quant(node->store, model->layers[l].store_slot);
+            status->weight_quant_error = quant.error;
+            status->weight_quant_output_error = quant.output_error;
             status->rows_served =
                 atomic_load_explicit(&model->layers[l].rows_served, memory_order_relaxed);
             reply->layers[reply->n_layers++] = status;

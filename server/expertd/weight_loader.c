@@ -324,6 +324,7 @@ static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_d
     resident->bytes =
         store->devices[0].backend->ops->weights_bytes(store->devices[0].backend, source);
     memcpy(resident->sha256, data->sha256, sizeof(resident->sha256));
+    resident->quant_error = data->quant_error;
     do {
         err = check_room(self, resident, resident->bytes, kind, true, out_error);
         if (err != EP_OK) {
@@ -483,6 +484,7 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
         free(resident);
         return err;
     }
+    ep_weight_errors_judge(store, resident);
     *out_resident = resident;
     return EP_OK;
 }
@@ -545,6 +547,7 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind,
         pthread_cond_signal(&store->save);
         store->stats.owned_changes += entry->digest != digest;
         entry->digest = digest;
+        ep_weight_errors_take(store, layer, entry->expert, resident->quant_error, 0);
         layer->resident_count++;
         store->stats.resident_count++;
         store->stats.loads_total++;
@@ -717,6 +720,7 @@ static void end_first_pass(ep_weight_store *store)
 {
     const bool warms_up = store->is_warm_due && store->stats.resident_count > 0;
     pthread_mutex_unlock(&store->lock);
+    ep_weight_errors_say(store);
     if (warms_up) {
         ep_weight_warm(store);
         pthread_mutex_lock(&store->lock);

@@ -779,6 +779,14 @@ uint32_t ep_weight_store_resident_count(ep_weight_store *store, uint32_t layer_s
     return count;
 }
 
+ep_weight_quant_stats ep_weight_store_quant(ep_weight_store *store, uint32_t layer_slot)
+{
+    pthread_mutex_lock(&store->lock);
+    const ep_weight_quant_stats quant = store->layers[layer_slot].quant;
+    pthread_mutex_unlock(&store->lock);
+    return quant;
+}
+
 void ep_weight_store_read_stats(ep_weight_store *store, ep_weight_stats *out_stats)
 {
     pthread_mutex_lock(&store->lock);

@@ -83,6 +83,7 @@ typedef struct ep_resident {
     uint32_t expert;
     size_t bytes;
     uint8_t sha256[EP_SHA256_BYTES];
+    double quant_error; /* as ep_expert_data has it; 0 of one that was packed before */
     /* private */
     ep_weight_store *store;
     uint32_t device;
@@ -115,6 +116,13 @@ struct ep_weight_wait {
     ep_resident *resident;
 };
 
+/* What weight_quant costs, of all experts loaded since the start. 0: nothing is quantised, or
+ * loaded yet. */
+typedef struct ep_weight_quant_stats {
+    double error; /* the greatest of an expert (weight_quant.h); of those packed before a sample */
+    double output_error; /* of the layer's first expert that was loaded (weight_judge.h) */
+} ep_weight_quant_stats;
+
 typedef struct ep_weight_stats {
     uint64_t resident_count;
     uint64_t resident_bytes; /* also what only jobs still hold, and the expert being loaded */
@@ -135,6 +143,7 @@ typedef struct ep_weight_stats {
     uint64_t prefetches_total;
     uint64_t prefetches_useful_total;     /* used before they went */
     uint64_t prefetches_useless_total;    /* went unused */
+    ep_weight_quant_stats quant;          /* the greatest of all layers */
     char last_error[EP_ERROR_TEXT_BYTES]; /* "" none */
 } ep_weight_stats;
 
@@ -191,6 +200,7 @@ uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint
 /* What the layer's largest expert takes in memory. */
 uint64_t ep_weight_store_expert_bytes(const ep_weight_store *store, uint32_t layer_slot);
 uint32_t ep_weight_store_resident_count(ep_weight_store *store, uint32_t layer_slot);
+ep_weight_quant_stats ep_weight_store_quant(ep_weight_store *store, uint32_t layer_slot);
 void ep_weight_store_read_stats(ep_weight_store *store, ep_weight_stats *out_stats);
 /* The budgets of all devices together; 0: no limit. Pure after create. */
 uint64_t ep_weight_store_capacity(const ep_weight_store *store);

@@ -29,6 +29,9 @@ typedef struct layer_entry {
     uint32_t resident_count;
     uint64_t expert_bytes_max; /* in memory, of its largest expert */
     expert_entry *experts;
+    ep_weight_quant_stats quant;
+    uint32_t quant_worst; /* the expert of quant.error */
+    bool is_judged;       /* of the loader's thread: an expert's outputs were looked at */
 } layer_entry;
 
 /* One instance of the backend and its memory. */
@@ -80,6 +83,7 @@ struct ep_weight_store {
     ep_timer deadline;
     uint64_t deadline_ns;   /* armed for; EP_TIME_NEVER not */
     uint64_t unsaved_count; /* resident experts without a file */
+    double said_errors;     /* sum of the layers' that were said last */
     ep_weight_stats stats;
 };
 
@@ -117,6 +121,15 @@ void ep_weight_waits_end(ep_weight_wait *list, const ep_error *error);
 /* The key of an expert's file. */
 void ep_weight_layer_key(const ep_weight_layer *layer, uint32_t expert,
                          ep_weight_cache_key *out_key);
+
+/* weight_errors.c. Lock held: what quantising an expert cost (0: not known), and its outputs. */
+void ep_weight_errors_take(ep_weight_store *store, layer_entry *layer, uint32_t expert,
+                           double error, double output_error);
+/* No lock held, the loader's thread. Looks at the outputs of the first expert of a layer, which is
+ * read once more for it. What cannot be read now can be with the next one. */
+void ep_weight_errors_judge(ep_weight_store *store, const ep_resident *resident);
+/* The same. In one line a model, when there is something that was not said. */
+void ep_weight_errors_say(ep_weight_store *store);
 
 /* weight_loader.c */
 void *ep_weight_loader_main(void *store);

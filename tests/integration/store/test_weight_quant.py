@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes that put a model's experts into smaller formats (weight_quant): bits as of the oracle, from files, from other nodes and from packed files; nodes of unlike
 formats serve versions of their own, and never stand in for each other."""
-import json, os, struct, subprocess, sys, urllib.request
+import json, os, random, struct, subprocess, urllib.request
 
 from door_cluster import BUILD, EXPERTCTL, EXPERTS, HIDDEN, LAYER, MODEL, Cluster, read_safetensors, safetensors, wait_for
 
@@ -63,8 +63,36 @@ def versions(c, url):
     return {m["version"] for m in status(c, url)["models"]}
 
 
+ERRORS = {"int8-g32": (0.004, 0.02), "int4-g32": (0.07, 0.25), "mxfp4": (0.1, 0.25)} # from, to: the bound
+
+
+def tells_its_errors(c, url, name, node, quant):
+    """Log, status of the node and of the cluster, /status.json and the metric say the same."""
+    shown = json.loads(c.run(EXPERTCTL, "status", "--node", node["rpc_url"], "--token-file", c.path("client.token"), "--output", "json").stdout)["nodes"][0]["layers"]
+    weights, outputs = [[layer[key] for layer in shown] for key in ("weight_quant_error", "weight_quant_output_error")]
+    text = urllib.request.urlopen(node["probe_url"] + "/metrics", timeout=10).read().decode()
+    measured = {line.split('layer="')[1].split('"')[0] + line.split('of="')[1].split('"')[0]: float(line.split()[-1]) for line in text.splitlines()
+                if line.startswith("expertd_weight_quant_error_ratio{")}
+    if quant == "none":
+        assert not measured and set(weights + outputs) == {None}, (measured, shown)
+        assert not [line for line in c.log(name) if line["event"] == "weight-quant"]
+        return
+    low, high = ERRORS[quant]
+    assert all(low < w < high and w < o < 3 * w for w, o in zip(weights, outputs)), (quant, shown)
+    for layer in shown:
+        for of, key in ("weights", "weight_quant_error"), ("outputs", "weight_quant_output_error"):
+            assert abs(measured[f"{layer['layer']}{of}"] / layer[key] - 1) < 1e-12, (measured, layer)
+    lines = [line for line in c.log(name) if line["event"] == "weight-quant"]
+    assert len(lines) == 1, lines
+    line, worst = lines[0], max(shown, key=lambda layer: layer["weight_quant_error"])
+    assert (line["weight_quant"], line["layer"], line["error"], line["output_error"]) == (quant, str(worst["layer"]), f"{max(weights):.4f}", f"{max(outputs):.4f}"), line
+    whole = max(weights), max(outputs)
+    wait_for("a heartbeat", lambda: whole in [(n["weight_quant_error"], n["weight_quant_output_error"]) for n in status(c, url)["nodes"]])
+
+
 def unlike_nodes_are_versions_of_their_own(c):
-    url = c.coordinator("--copies=1", "--heartbeat-ms=100", *secure(c))["rpc_url"]
+    main = c.coordinator("--copies=1", "--heartbeat-ms=100", *secure(c))
+    url = main["rpc_url"]
     cache = "--weight-cache-dir=" + c.path("cache")
     nodes = {"none": start(c, "n-none", url, "none", cache)}
     for quant in SIZES:
@@ -81,7 +109,11 @@ def unlike_nodes_are_versions_of_their_own(c):
         answers_as_the_oracle(c, url, version, quant)
         share = metric(nodes[quant], "expertd_weights_bytes") / whole
         assert abs(share / SIZES.get(quant, 1) - 1) < 0.05, (quant, share)
+        tells_its_errors(c, url, "n-" + quant, nodes[quant], quant)
     assert len(set(ORACLES.values())) == 4
+    page = json.loads(urllib.request.urlopen(main["probe_url"] + "/status.json", timeout=10).read())
+    said = [{n["name"]: round(n["weight_quant_error"] or 0, 9) for n in nodes_of["nodes"]} for nodes_of in (page, status(c, url))]
+    assert said[0] == said[1], said
     generate = [EXPERTCTL, "generate", "--coordinator", url, "--token-file", c.path("client.token"), "--checkpoint", MODEL, "--model", "demo", "--prompt", "The ", "--bytes", "8", "--report",
                 "json"]
     for quant, version in names.items():
@@ -97,6 +129,7 @@ def unlike_nodes_are_versions_of_their_own(c):
     again = start(c, "n-int8-g32", url, "int8-g32", cache)
     loaded(again)
     assert metric(again, 'expertd_weight_cache_files_total{op="read"}') == metric(again, "expertd_experts_owned")
+    tells_its_errors(c, url, "n-int8-g32", again, "int8-g32") # of packed experts those of a sample
     wait_for("its version", lambda: names["int8-g32"] in versions(c, url))
     answers_as_the_oracle(c, url, names["int8-g32"], "int8-g32")
     c.stop()
@@ -111,6 +144,35 @@ def files_from_nodes_of_another_format(c):
     version = next(v for v in versions(c, url) if v.endswith("-int4-g32"))
     answers_as_the_oracle(c, url, version, "int4-g32")
     assert metric(node, 'expertd_weight_files_bytes_total{direction="received"}') > 0
+    c.stop()
+
+
+def write_small(c, name, tensors, **config):
+    """One layer of two experts."""
+    os.mkdir(c.path(name))
+    c.write(name + "/model.safetensors", safetensors(tensors))
+    c.write(name + "/config.json", json.dumps({"model_type": "qwen3_moe", "hidden_act": "silu", "hidden_size": HIDDEN, "moe_intermediate_size": HIDDEN, "num_hidden_layers": 1,
+                                               "num_experts": 2, "num_experts_per_tok": 1, "vocab_size": 32, "torch_dtype": "bfloat16", "num_attention_heads": 4,
+                                               "norm_topk_prob": True} | config).encode())
+
+
+def refuses_errors_beyond_the_bound(c):
+    """Expert 1 has a column of large weights, which cost their neighbours their digits; expert 0 is served."""
+    draw, tensors = random.Random(5), {"model.layers.0.mlp.gate.weight": ("BF16", [2, HIDDEN], bytes(4 * HIDDEN))}
+    for e in range(2):
+        for matrix in "gate_proj", "up_proj", "down_proj":
+            values = [draw.gauss(0, 0.02) * (1000 if e == 1 and matrix == "up_proj" and i % HIDDEN % 32 == 7 else 1) for i in range(HIDDEN * HIDDEN)]
+            halves = [struct.unpack("<I", struct.pack("<f", v))[0] >> 16 for v in values]
+            tensors[f"model.layers.0.mlp.experts.{e}.{matrix}.weight"] = ("BF16", [HIDDEN, HIDDEN], struct.pack(f"<{len(halves)}H", *halves))
+    write_small(c, "outliers", tensors)
+    for quant, words in ("int8-g32", "allowed 0.02: take weight_quant out"), ("int4-g32", "allowed 0.25: take int8-g32, or weight_quant out"):
+        config = c.write("outliers.yaml", ("models: [" + json.dumps({"name": "demo", "path": c.path("outliers"), "weight_quant": quant}) + "]\n").encode())
+        node = c.daemon("n-" + quant, EXPERTD, "--config=" + config)
+        loaded(node)
+        assert metric(node, "expertd_experts_owned") == 1 and metric(node, "expertd_experts_failed") == 1
+        said = [line for line in c.log("n-" + quant) if line["event"] == "expert-load"]
+        assert len(said) == 1 and (said[0]["layer"], said[0]["expert"]) == ("0", "1"), said
+        assert words in said[0]["reason"] and "model.safetensors: tensor model.layers.0.mlp.experts.1.up_proj.weight" in said[0]["reason"], said
     c.stop()
 
 
@@ -178,6 +240,7 @@ def a_family_counts_for_layers_behind_the_first(c):
     c.stop()
 
 
-for part in unlike_nodes_are_versions_of_their_own, files_from_nodes_of_another_format, refuses_what_is_quantised, a_family_counts_for_layers_behind_the_first:
+for part in (unlike_nodes_are_versions_of_their_own, files_from_nodes_of_another_format, refuses_errors_beyond_the_bound, refuses_what_is_quantised,
+             a_family_counts_for_layers_behind_the_first):
     with Cluster() as cluster:
         part(cluster)

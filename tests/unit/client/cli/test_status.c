@@ -37,6 +37,7 @@ static void setup(cluster_fixture *f)
         f->nodes[i].rows_served = 100;
         f->nodes[i].requests_failed = 3;
         f->nodes[i].weight_bytes = 3ull << 30;
+        f->nodes[i].weight_quant_error = 0.0625;
         f->nodes[i].copies_to_load = 2;
         f->nodes[i].last_seen_ms = 300;
         f->nodes[i].speed = 0.25;
@@ -124,6 +125,8 @@ Test(status, what_is_wrong_is_named)
     const json_t *node = json_array_get(json_object_get(json, "nodes"), 1);
     cr_assert_eq(json_integer_value(json_object_get(node, "requests_failed")), 3);
     cr_assert_eq(json_integer_value(json_object_get(node, "weight_bytes")), 3ll << 30);
+    cr_assert_eq(json_real_value(json_object_get(node, "weight_quant_error")), 0.0625);
+    cr_assert(json_is_null(json_object_get(node, "weight_quant_output_error")));
     cr_assert_eq(json_integer_value(json_object_get(node, "copies_to_load")), 2);
     cr_assert_eq(json_integer_value(json_object_get(
                      json_array_get(json_object_get(json, "models"), 0), "copies_min")),

@@ -665,14 +665,18 @@ Test(coordinator_state, calls_of_a_node_begin_anew_with_its_process)
     request.requests_hedged = 3;
     request.requests_refused = 2;
     request.weight_bytes = 4096;
+    request.weight_quant_error = 0.25;
+    request.weight_quant_output_error = 0.5;
     cr_assert_eq(ep_coordinator_state_heartbeat(cluster, now_ns, &request, &reregister, NULL),
                  EP_OK);
     cr_assert(view_of(0).requests_failed == 4 && view_of(0).requests_hedged == 3 &&
-              view_of(0).requests_refused == 2 && view_of(0).weight_bytes == 4096);
+              view_of(0).requests_refused == 2 && view_of(0).weight_bytes == 4096 &&
+              view_of(0).weight_quant_error == 0.25 && view_of(0).weight_quant_output_error == 0.5);
     nodes[0].incarnation++;
     cr_assert_eq(join(0, NULL), EP_OK);
     cr_assert(view_of(0).requests_failed == 0 && view_of(0).requests_hedged == 0 &&
-              view_of(0).requests_refused == 0 && view_of(0).weight_bytes == 0);
+              view_of(0).requests_refused == 0 && view_of(0).weight_bytes == 0 &&
+              view_of(0).weight_quant_error == 0 && view_of(0).weight_quant_output_error == 0);
 }
 
 static void start_balanced(uint32_t spare_copies)

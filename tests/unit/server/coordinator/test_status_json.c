@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The documents of the status page: what is in them, whatever bytes and numbers nodes tell. */
+#include <math.h>
 #include <criterion/criterion.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -138,6 +139,8 @@ Test(status_json, nodes_have_their_copies_in_the_table_and_no_secrets)
     f.entries[1].requests_hedged = 3;
     f.entries[1].requests_refused = 2;
     f.entries[1].weight_bytes = 5ull << 40;
+    f.entries[1].weight_quant_error = 0.125;
+    f.entries[1].weight_quant_output_error = (double)NAN; /* a node may say anything */
     f.entries[1].copies_to_load = 6;
     f.entries[1].copies_to_drop = 7;
     f.entries[1].devices = 8;
@@ -170,6 +173,9 @@ Test(status_json, nodes_have_their_copies_in_the_table_and_no_secrets)
         json_integer_value(json_array_get(
             json_object_get(json_array_get(json_object_get(json, "models"), 0), "layers"), 0)),
         7);
+    cr_expect_eq(json_real_value(json_object_get(node_of(json, 1), "weight_quant_error")), 0.125);
+    cr_expect(json_is_null(json_object_get(node_of(json, 1), "weight_quant_output_error")));
+    cr_expect(json_is_null(json_object_get(node_of(json, 0), "weight_quant_error")));
     expect_text(json_object_get(json, "epoch"), "term", "18446744073709551615");
     json_decref(json);
 }
