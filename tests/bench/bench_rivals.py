@@ -19,6 +19,7 @@ import catalogue, containers, ggml, layer, venv
 from process import RivalProcess
 from report import Report, add_cells, cell, markdown
 from service import Service
+from timing import alternate
 
 GIB = 1 << 30
 THREADS = len(os.sched_getaffinity(0))
@@ -48,6 +49,7 @@ def memory_available():
 class Bench:
     def __init__(self, words):
         self.tokens, self.rounds = [int(t) for t in words["tokens"]], int(words["rounds"][0])
+        self.tokens_most = max(self.tokens + [layer.ERROR_TOKENS])
         self.forms, self.names = words["form"], words["rival"]
         self.python, self.missing = venv.install(f"{os.path.dirname(BUILD)}/rivals-venv")
         self.ggml = f"{os.path.dirname(os.path.dirname(self.python))}/{venv.GGML}"
@@ -85,9 +87,9 @@ class Bench:
         if not self.write_form(form, plain):
             self.report.add(f"{stem} missing: {self.missing['ggml']}")
             return
-        service = Service(f"{BUILD}/server/expertd/expertd", f"{self.folder}/{form}", self.folder, self.shape, max(self.tokens + [layer.ERROR_TOKENS]), THREADS)
+        service = Service(f"{BUILD}/server/expertd/expertd", f"{self.folder}/{form}", self.folder, self.shape, self.tokens_most, THREADS)
         try:
-            error = layer.error_of(service.result(layer.ERROR_TOKENS), self.want)
+            error = self.error_of(service.result)
             self.report.add(f"{stem} error of expertd, {service.numerics}", error, "rms")
             ours, cells = {t: [] for t in self.tokens}, {t: {} for t in self.tokens}
             for rival in catalogue.RIVALS:
@@ -98,6 +100,16 @@ class Bench:
             service.close()
             if form != "bf16":
                 shutil.rmtree(f"{self.folder}/{form}")
+
+    def error_of(self, result):
+        """The larger one of the first tokens alone and among the most that are measured: kernels may differ. None: there is no result."""
+        errors = []
+        for tokens in sorted({layer.ERROR_TOKENS, self.tokens_most}):
+            y = result(tokens)
+            if y is None:
+                return None
+            errors.append(layer.error_of(y.reshape(tokens, -1)[: layer.ERROR_TOKENS], self.want))
+        return max(errors)
 
     def add_cell(self, stem, tokens, error, ours, cells, service):
         ours = statistics.median(ours or [service.run(tokens)])
@@ -116,31 +128,24 @@ class Bench:
         why = self.why_not(rival, form)
         if why is None:
             job = dict(module=rival.module, rival=rival.rival, shape=self.shape.name, form=form, folder=f"{self.folder}/{form}", plain=f"{self.folder}/bf16",
-                       tokens=max(self.tokens + [layer.ERROR_TOKENS]), threads=THREADS, ggml=self.ggml)
+                       tokens=self.tokens_most, threads=THREADS, ggml=self.ggml)
             with RivalProcess(self.python, f"{HERE}/rivals/worker.py", job) as process:
-                why = process.missing or self.alternate(rival, stem, process, service, ours, cells)
+                why = process.missing or self.measure_cells(rival, stem, process, service, ours, cells)
         if why is not None:
             self.report.add(f"{stem} {rival.name} missing: {why}")
 
-    def alternate(self, rival, stem, process, service, ours, cells):
+    def measure_cells(self, rival, stem, process, service, ours, cells):
         """Why it is missing after all; None: it is not."""
-        y = process.result(layer.ERROR_TOKENS, f"{self.folder}/result")
-        if y is None:
+        error = self.error_of(lambda tokens: process.result(tokens, f"{self.folder}/result"))
+        if error is None:
             return process.missing
-        error = layer.error_of(y.reshape(layer.ERROR_TOKENS, -1), self.want)
         self.report.add(f"{stem} error of {rival.name}, {process.what}", error, "rms")
         for t in self.tokens:
-            took, ratios = [], []
-            for round_ in range(self.rounds):
-                pair = {}
-                for who in (service, process) if round_ % 2 == 0 else (process, service):
-                    pair[who] = who.run(t)
-                if pair[process] is None:
-                    return process.missing
-                took.append(pair[process])
-                ratios.append(pair[service] / pair[process])
-                ours[t].append(pair[service])
-            cells[t][rival.name] = (statistics.median(took), statistics.median(ratios), error)
+            pairs = alternate(lambda: service.run(t), lambda: process.run(t), self.rounds)
+            if pairs is None:
+                return process.missing
+            ours[t] += [own for own, _ in pairs]
+            cells[t][rival.name] = (statistics.median(other for _, other in pairs), statistics.median(own / other for own, other in pairs), error)
         return None
 
 

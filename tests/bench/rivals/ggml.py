@@ -6,7 +6,7 @@ from ctypes import POINTER, c_bool, c_char_p, c_int, c_int64, c_size_t, c_void_p
 import numpy as np
 
 from containers import GGUF_TYPES, gguf_row_bytes, open_stacks
-from layer import MATRICES, from_bf16
+from layer import MATRICES, from_bf16, windows
 import weights
 
 F32, I32, BF16 = 0, 26, 30
@@ -131,7 +131,7 @@ class Ggml:
         return stacks[f"{name}.blocks"]
 
     def graph(self, tokens):
-        """(graph, result, [(input, its values)])"""
+        """(graph, result, [(input, values of all tokens)])"""
         lib, shape = self.lib, self.job.shape
         context = lib.context(NODES + 2 * shape.top_k)
         x = lib.new_tensor_3d(context, F32, shape.hidden, 1, tokens)
@@ -152,17 +152,19 @@ class Ggml:
         allocator = lib.gallocr_new(lib.backend_cpu_buffer_type())
         if not lib.gallocr_alloc_graph(allocator, graph):
             raise MemoryError("ggml: no memory for a graph")
-        inputs = [(x, from_bf16(self.job.x[:tokens])), (ids, self.job.ids[:tokens]), (scales, self.job.scales[:tokens])]
-        return graph, y, [(given, np.ascontiguousarray(values)) for given, values in inputs]
+        return graph, y, [(x, from_bf16(self.job.x)), (ids, self.job.ids), (scales, self.job.scales)]
 
     def passes(self, tokens):
         if tokens not in self.graphs:
             self.graphs[tokens] = self.graph(tokens)
         graph, _, inputs = self.graphs[tokens]
+        places = windows(tokens, self.job.tokens)
 
         def compute():
-            for given, values in inputs:  # whose memory later nodes may use again
-                self.lib.backend_tensor_set(given, values.ctypes.data, 0, values.nbytes)
+            at = next(places)
+            for given, values in inputs:
+                part = values[at]
+                self.lib.backend_tensor_set(given, part.ctypes.data, 0, part.nbytes)
             if self.lib.backend_graph_compute(self.backend, graph) != 0:
                 raise RuntimeError("ggml: the graph failed")
 

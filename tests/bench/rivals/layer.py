@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layer that everybody computes: its size, weights, tokens and routes, all from fixed seeds, and its answer in float64."""
-import concurrent.futures, dataclasses, math, os
+import concurrent.futures, dataclasses, itertools, math, os
 
 import numpy as np
 
 MATRICES = ("gate", "up", "down")
 ERROR_TOKENS = 16
+WINDOWS = 64
 X_SEED, ROUTE_SEED, SCALE_SEED = 1 << 20, 1 << 21, 1 << 22
 
 
@@ -72,6 +73,11 @@ def draw_tokens(shape, count):
     ids = np.argsort(np.random.default_rng(ROUTE_SEED).random((count, shape.experts)), axis=1)[:, : shape.top_k].astype(np.int32)
     scales = np.random.default_rng(SCALE_SEED).random((count, shape.top_k), np.float32) + np.float32(0.25)
     return x, ids, (scales / scales.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def windows(tokens, count):
+    """Slices of count tokens that passes of so many tokens go through in turn, so that a few experts do not stay in the cache; the first is first."""
+    return itertools.cycle([slice(tokens * w, tokens * (w + 1)) for w in range(min(WINDOWS, count // tokens))])
 
 
 def answer(shape, stacks, x, ids, scales):

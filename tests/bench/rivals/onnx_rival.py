@@ -7,7 +7,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from containers import open_stacks
-from layer import from_bf16
+from layer import from_bf16, windows
 import weights
 
 OFF = np.float32(-1e4)  # a logit that gives an expert nothing
@@ -64,10 +64,11 @@ class QMoE:
         return codes, np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0].astype(np.float32)
 
     def passes(self, tokens):
-        given = dict(x=self.x[:tokens], logits=self.logits[:tokens])
+        places = windows(tokens, self.job.tokens)
 
         def compute():
-            (self.y,) = self.session.run(None, given)
+            at = next(places)
+            (self.y,) = self.session.run(None, dict(x=self.x[at], logits=self.logits[at]))
 
         return compute
 

@@ -5,7 +5,7 @@ import openvino
 from openvino import opset13 as op
 
 from containers import open_stacks
-from layer import to_bf16
+from layer import to_bf16, windows
 
 BF16 = openvino.Type.bf16
 
@@ -43,10 +43,15 @@ class OpenVino:
         return openvino.Model([op.result(op.convert(y, np.float32))], [x, ids, scales])
 
     def passes(self, tokens):
-        x = openvino.Tensor(self.job.x[None, :tokens], [1, tokens, self.job.shape.hidden], BF16)
-        scales = openvino.Tensor(self.scales[:tokens], list(self.scales[:tokens].shape), BF16)
-        given = [x, openvino.Tensor(self.job.ids[:tokens].astype(np.int64)), scales]
-        return lambda: self.request.infer(given, share_inputs=True)
+        places, ids = windows(tokens, self.job.tokens), self.job.ids.astype(np.int64)
+
+        def compute():
+            at = next(places)
+            x = openvino.Tensor(self.job.x[None, at], [1, tokens, self.job.shape.hidden], BF16)
+            scales = openvino.Tensor(self.scales[at], [tokens, self.job.shape.top_k], BF16)
+            self.request.infer([x, openvino.Tensor(ids[at], shared_memory=True), scales], share_inputs=True)
+
+        return compute
 
     def result(self, tokens):
         return np.array(self.request.get_output_tensor().data).reshape(tokens, -1)

@@ -4,14 +4,14 @@ import json, os, subprocess, time
 
 import expertd
 
-from layer import draw_tokens, from_bf16
+from layer import draw_tokens, from_bf16, windows
 from timing import timed
 
 START_SECONDS = 300
 
 
 class Service:
-    """name computed by program from a checkpoint, or a file, of one layer. Same methods as a rival."""
+    """The program with a checkpoint of one layer, and a prepared call of it. Methods as RivalProcess has them."""
 
     def __init__(self, program, checkpoint, folder, shape, tokens, threads):
         self.log_path, ports = f"{folder}/expertd.log", f"{folder}/expertd.ports"
@@ -26,17 +26,19 @@ class Service:
             with open(ports) as file:
                 url = json.load(file)["rpc_url"]
             self.client = expertd.Client(nodes=[url], wait=START_SECONDS, deadline=120)
-            self._wait(lambda: self._copies_min() > 0)
-            x, ids, scales = draw_tokens(shape, tokens)
-            self.call = self.client.prepare("bench", 0, x, ids, scales, dtype="bf16", with_result=True, deadline=120)
-            self.numerics = self.call.run(1)[1].numerics
+            self._wait(lambda: self._model().layers[0].copies_min > 0)
+            self.drawn = draw_tokens(shape, tokens)
+            self.buffers = [values.copy() for values in self.drawn]
+            self.call = self.client.prepare("bench", 0, *self.buffers, dtype="bf16", deadline=120)
+            self.call.run(1)
+            self.numerics = self._model().numerics
         except BaseException:
             self.close()
             raise
 
-    def _copies_min(self):
+    def _model(self):
         (model,) = self.client.models()
-        return model.layers[0].copies_min
+        return model
 
     def _wait(self, condition):
         end = time.monotonic() + START_SECONDS
@@ -48,14 +50,22 @@ class Service:
 
     def run(self, tokens):
         """Median milliseconds of calls with so many tokens."""
-        return timed(lambda: self.call.run(tokens))
+        return timed(self.passes(tokens))
+
+    def passes(self, tokens):
+        """A prepared call has fixed buffers: what a pass is of is copied there."""
+        places = windows(tokens, len(self.drawn[0]))
+
+        def compute():
+            at = next(places)
+            for buffer, values in zip(self.buffers, self.drawn):
+                buffer[:tokens] = values[at]
+            return self.call.run(tokens)
+
+        return compute
 
     def result(self, tokens):
-        return from_bf16(self.call.run(tokens)[0][:tokens])
-
-    def uses_shared_memory(self):
-        with open(self.log_path) as file:
-            return "shm" in file.read()
+        return from_bf16(self.passes(tokens)()[:tokens])
 
     def close(self):
         if hasattr(self, "client"):

@@ -2,7 +2,8 @@
 """How long a pass takes: the same for expertd and for every rival."""
 import concurrent.futures, statistics, time
 
-SECONDS, PASSES, SECONDS_MAX = 0.25, 3, 2.0
+SECONDS, PASSES, SECONDS_MAX = 0.06, 3, 1.5  # of a take
+TAKES, ROUND_SECONDS = 6, 1.0
 
 
 def _passes(run):
@@ -17,7 +18,25 @@ def _passes(run):
 
 
 def timed(run):
-    """Median milliseconds of a quarter of a second and three passes at least, after one that is not counted; of one where that is a matter of seconds. Not
-    in the main thread: there Python's client has another thread wait, to see Ctrl-C."""
+    """A take: median milliseconds of three passes at least, after one that is not counted; of one where that is a matter of seconds. Not in the main
+    thread: there Python's client has another thread wait, to see Ctrl-C."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(_passes, run).result()
+
+
+def alternate(one, other, rounds):
+    """Takes of two, in turn, as memory's speed changes within seconds: [(ms of one, ms of other), ..], up to six pairs a round. Each takes the first turn
+    in every second round. None of other ends it: None."""
+    pairs = []
+    for round_ in range(rounds):
+        end = time.perf_counter() + ROUND_SECONDS
+        for take in range(TAKES):
+            if take and time.perf_counter() > end:
+                break
+            first, second = (one, other) if round_ % 2 == 0 else (other, one)
+            took = {first: first()}
+            took[second] = second()
+            if took[other] is None:
+                return None
+            pairs.append((took[one], took[other]))
+    return pairs

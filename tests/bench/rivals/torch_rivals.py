@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from containers import open_stacks
+from layer import windows
 
 SITE = sysconfig.get_paths()["purelib"]
 TORCH = {"uint16": torch.bfloat16, "int8": torch.int8, "uint8": torch.uint8, "float32": torch.float32, "int32": torch.int32}
@@ -48,8 +49,14 @@ class TorchRival:
         return self.both("weight_scale")[:, :, 0].contiguous(), self.down("weight_scale")[:, :, 0].contiguous()
 
     def passes(self, tokens):
-        """What computes the first tokens into out."""
-        return lambda: self.compute(self.out[:tokens], self.x[:tokens], self.ids[:tokens], self.scales[:tokens])
+        """What computes the next window of tokens into the first rows of out."""
+        out, places = self.out[:tokens], windows(tokens, self.job.tokens)
+
+        def compute():
+            at = next(places)
+            self.compute(out, self.x[at], self.ids[at], self.scales[at])
+
+        return compute
 
     def result(self, tokens):
         return self.out[:tokens].float().numpy()
