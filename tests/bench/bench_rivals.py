@@ -6,7 +6,7 @@ process of its own and is stopped while expertd computes. Rounds alternate; medi
 bench_rivals.py BUILD SOURCE JSON [shape=Q,M] [form=bf16,w8a8,int8-g32,int4,q4_K,mxfp4] [tokens=1,8,64,512] [rounds=3] [rival=NAME,..]
 
 shape is Q (128 experts top-8 2048x768), M (8 experts top-2 4096x14336) or ExKxHxI. EXPERTD_NUMERICS chooses expertd's arithmetic."""
-import json, os, shutil, statistics, sys, tempfile
+import os, shutil, statistics, sys, tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BUILD, SOURCE, REPORT = (os.path.abspath(path) for path in sys.argv[1:4])

@@ -5,7 +5,7 @@ import json, os, struct
 
 import numpy as np
 
-from layer import MATRICES, Shape, each_expert
+from layer import MATRICES, each_expert
 import weights
 
 NUMPY = {"BF16": np.uint16, "F32": np.float32, "I8": np.int8, "U8": np.uint8, "I32": np.int32, "I64": np.int64}

@@ -64,7 +64,7 @@ class TorchRival:
 
 class Zentorch(TorchRival):
     def load(self):
-        import zentorch
+        import zentorch  # registers the operators
 
         self.what = f"zentorch {version('zentorch')}"
         self.w13, self.w2 = self.both("weight"), self.down("weight")

@@ -63,22 +63,38 @@ def check_forms(folder):
     layer.draw_weights(SHAPE, plain)
     exact = layer.answer(SHAPE, plain, *layer.draw_tokens(SHAPE, TOKENS))
     assert set(FORM_ERRORS) == set(weights.FORMS) and set(weights.FORMS) | {"q4_K"} == set(catalogue.FORMS)
-    for form, (least, most) in FORM_ERRORS.items():
+    for form, (least, most) in FORM_ERRORS.items():  # mxfp4 is last
         if form != "bf16":
             containers.write_form(f"{folder}/{form}", SHAPE, form, plain)
         want = Widened(form, plain).answer()
         of_form = layer.error_of(want, exact)
         assert least <= of_form <= most + 1e-12, f"{form}: the form's error is {of_form}"
-        service = Service(f"{BUILD}/server/expertd/expertd", f"{folder}/{form}", folder, SHAPE, TOKENS, 1)
-        try:
-            got = service.result(TOKENS)
-            assert np.array_equal(got[:3], service.result(3)), f"{form}: fewer tokens have other rows"
-            assert service.run(1) > 0
-        finally:
-            service.close()
+        got = computed(folder, form)
         error = layer.error_of(got, want)
         assert error < OWN_ERROR.get(form, 0.005), f"{form}: expertd's error against the form's weights is {error}"
+    check_mxfp4_blocks(folder, got)
     return exact
+
+
+def computed(folder, form):
+    service = Service(f"{BUILD}/server/expertd/expertd", f"{folder}/{form}", folder, SHAPE, TOKENS, 1)
+    try:
+        y = service.result(TOKENS)
+        assert np.array_equal(y[:3], service.result(3)), f"{form}: fewer tokens have other rows"
+        assert service.run(1) > 0
+        return y
+    finally:
+        service.close()
+
+
+def check_mxfp4_blocks(folder, want):
+    """llama.cpp's blocks, which ggml is given, hold the same weights: the same bits come out."""
+    os.mkdir(f"{folder}/blocks")
+    blocks, parts = containers.create_gguf(f"{folder}/blocks", SHAPE, "MXFP4"), containers.open_stacks(f"{folder}/mxfp4")
+    for m in layer.MATRICES:
+        for e in range(SHAPE.experts):
+            blocks[f"{m}.blocks"][e] = weights.mxfp4_blocks(parts[f"{m}.weight_packed"][e], parts[f"{m}.weight_scale"][e])
+    assert np.array_equal(computed(folder, "blocks"), want), "mxfp4 in blocks computes other rows"
 
 
 STAND_IN = '''
