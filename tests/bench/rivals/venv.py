@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A virtual environment with what PyPI has of the rivals, made once. A part that cannot be installed is named with its reason, and tried again the next
 time."""
-import os
+import os, subprocess
 
 import framework_venv
 
@@ -24,15 +24,18 @@ GGML = "ggml/bin"
 def install(folder):
     """(its Python, {part: why it is missing})"""
     folder, missing = os.path.abspath(folder), {}
-
-    def make(python, pip):
-        for part, words in PARTS.items():
-            try:
-                framework_venv.run(*pip, *(word.format(folder=folder) for word in words))
-            except Exception as error:
-                missing[part] = "not installed: " + str(error).strip().splitlines()[-1]
-        if "torch" not in missing:
-            framework_venv.stand_in_for_cuda(framework_venv.site_of(python))
-        return not missing
-
-    return framework_venv.made_once(folder, make, __file__), missing
+    python = framework_venv.made_once(folder, lambda python, pip: None, __file__)
+    for part, words in PARTS.items():
+        done = f"{folder}/has-{part}"
+        if os.path.exists(done):
+            continue
+        try:
+            framework_venv.run(*framework_venv.pip_into(python), *(word.format(folder=folder) for word in words))
+            if part == "torch":
+                framework_venv.stand_in_for_cuda(framework_venv.site_of(python))
+            open(done, "w").close()
+        except subprocess.TimeoutExpired as error:
+            missing[part] = f"not installed within {error.timeout:.0f} s"
+        except AssertionError as error:
+            missing[part] = "not installed: " + str(error).strip().splitlines()[-1]
+    return python, missing

@@ -51,8 +51,7 @@ def stand_in_for_cuda(site):
 
 
 def made_once(folder, make, *sources):
-    """The Python of a virtual environment; folder is made, or used as it is when it was made from these pins and those in sources. make returns False
-    when not all could be had: the next one tries again."""
+    """The Python of a virtual environment; folder is made, or used as it is when it was made from these pins and those in sources."""
     hashed = hashlib.sha256(sys.version.encode())
     for source in __file__, *sources:
         with open(source, "rb") as f:
@@ -65,11 +64,14 @@ def made_once(folder, make, *sources):
         done = f"{folder}/made-from"
         if not os.path.exists(done) or open(done).read() != stamp:
             run(sys.executable, "-m", "venv", "--clear", "--without-pip", folder)
-            pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
-            if make(python, pip) is not False:
-                with open(done, "w") as f:
-                    f.write(stamp)
+            make(python, pip_into(python))
+            with open(done, "w") as f:
+                f.write(stamp)
     return python
+
+
+def pip_into(python):
+    return [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
 
 
 def site_of(python):
