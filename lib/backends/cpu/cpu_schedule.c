@@ -919,6 +919,7 @@ static void queue_job(ep_cpu_schedule *s, ep_job *job)
 ep_err ep_cpu_schedule_submit(ep_cpu_schedule *s, ep_job *job)
 {
     ep_err err = EP_OK;
+    bool wakes = false;
     job->next = NULL;
     memset(job->scratch, 0, sizeof(job->scratch));
     job->scratch[JOB_PASSES] = (job->rows_count + EP_FFN_PASS_ROWS - 1) / EP_FFN_PASS_ROWS;
@@ -928,9 +929,13 @@ ep_err ep_cpu_schedule_submit(ep_cpu_schedule *s, ep_job *job)
     } else {
         queue_job(s, job);
         s->jobs_count++;
-        announce(s, 1);
+        atomic_fetch_add_explicit(&s->changes, 1, memory_order_release);
+        wakes = s->sleepers_count > 0;
     }
     pthread_mutex_unlock(&s->lock);
+    if (wakes) { /* a thread that wakes in place of this one would only wait for the lock */
+        pthread_cond_signal(&s->wake);
+    }
     return err;
 }
 
