@@ -111,7 +111,7 @@ static bool is_choice(const char *name)
 static bool is_form(const char *name, uint32_t rank)
 {
     ep_moe_tensor row;
-    for (uint32_t i = 0; ep_moe_tensor_row(i, &row); i++) {
+    for (uint32_t at = 0; ep_moe_tensor_next(&at, &row);) {
         if (strcmp(row.name, name) == 0 && strlen(row.dims) == rank) {
             return true;
         }
@@ -125,7 +125,7 @@ static ep_err read_optional(const ep_safetensors *file, const char *path, ep_cli
 {
     ep_moe_tensor row;
     ep_err err = EP_OK;
-    for (uint32_t i = 0; err == EP_OK && ep_moe_tensor_row(i, &row); i++) {
+    for (uint32_t at = 0; err == EP_OK && ep_moe_tensor_next(&at, &row);) {
         const ep_safetensors_tensor *tensor = ep_safetensors_find(file, row.name);
         ep_tensor *out_tensor = ep_moe_tensor_of(&row, &batch->args);
         const uint32_t rank = (uint32_t)strlen(row.dims);
@@ -188,7 +188,7 @@ static bool is_known(const char *name)
 {
     ep_moe_tensor row;
     bool found = strcmp(name, "logits") == 0 || strcmp(name, "token_ids") == 0;
-    for (uint32_t i = 0; !found && ep_moe_tensor_row(i, &row); i++) {
+    for (uint32_t at = 0; !found && ep_moe_tensor_next(&at, &row);) {
         found = strcmp(name, row.name) == 0;
     }
     return found;
@@ -232,7 +232,7 @@ ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *ou
 void ep_cli_batch_free(ep_cli_batch *batch)
 {
     ep_moe_tensor row;
-    for (uint32_t i = 0; ep_moe_tensor_row(i, &row); i++) {
+    for (uint32_t at = 0; ep_moe_tensor_next(&at, &row);) {
         ep_tensor *tensor = ep_moe_tensor_of(&row, &batch->args);
         free(tensor->data);
         *tensor = ep_tensor_none();

@@ -115,7 +115,7 @@ void ep_cli_layer_args(const ep_cli_batch *batch, int64_t first, int64_t count,
     ep_moe_args all = batch->args;
     ep_moe_tensor row;
     *out_args = ep_cli_layer_wanted.args;
-    for (uint32_t i = 0; ep_moe_tensor_row(i, &row); i++) {
+    for (uint32_t at = 0; ep_moe_tensor_next(&at, &row);) {
         const ep_tensor *tensor = ep_moe_tensor_of(&row, &all);
         *ep_moe_tensor_of(&row, out_args) =
             row.dims[0] == 'T' ? ep_cli_tensor_rows(tensor, first, count) : *tensor;

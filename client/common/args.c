@@ -462,7 +462,7 @@ static ep_err check_apart(const ep_moe_args *args, const ep_tensor *out, ep_erro
     if (is_empty(out)) {
         return EP_OK;
     }
-    for (uint32_t i = 0; ep_moe_tensor_row(i, &row); i++) {
+    for (uint32_t at = 0; ep_moe_tensor_next(&at, &row);) {
         const ep_tensor *in = (const ep_tensor *)(const void *)((const uint8_t *)args + row.at);
         if (in->rank == 0 || is_empty(in)) {
             continue;
@@ -474,9 +474,12 @@ static ep_err check_apart(const ep_moe_args *args, const ep_tensor *out, ep_erro
     return EP_OK;
 }
 
-static void copy_text(char *to, size_t bytes, const char *text)
+/* Of a length that was checked; to is empty. */
+static void copy_text(char *to, const char *text)
 {
-    snprintf(to, bytes, "%s", text != NULL ? text : "");
+    if (text != NULL) {
+        memcpy(to, text, strlen(text) + 1);
+    }
 }
 
 ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const char *model,
@@ -516,10 +519,10 @@ ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const ch
         (err = check_apart(args, out, out_error)) != EP_OK) {
         return err;
     }
-    copy_text(spec.model, sizeof(spec.model), args->model);
-    copy_text(spec.version, sizeof(spec.version), args->version);
-    copy_text(spec.traceparent, sizeof(spec.traceparent), args->traceparent);
-    copy_text(spec.tenant, sizeof(spec.tenant), args->tenant);
+    copy_text(spec.model, args->model);
+    copy_text(spec.version, args->version);
+    copy_text(spec.traceparent, args->traceparent);
+    copy_text(spec.tenant, args->tenant);
     *out_spec = spec;
     return EP_OK;
 }

@@ -118,11 +118,11 @@ static char dim_of(size_t field)
                                            : 'S';
 }
 
-bool ep_moe_tensor_row(uint32_t index, ep_moe_tensor *out_row)
+bool ep_moe_tensor_next(uint32_t *at, ep_moe_tensor *out_row)
 {
-    for (size_t i = 0; i < EP_GATEWAY_PARTS; i++) {
-        const gateway_part *part = &parts[i];
-        if (part->place == IN_ARGS && index-- == 0) {
+    while (*at < EP_GATEWAY_PARTS) {
+        const gateway_part *part = &parts[(*at)++];
+        if (part->place == IN_ARGS) {
             *out_row = (ep_moe_tensor){
                 part->name, part->at, {dim_of(part->rows), dim_of(part->columns), '\0'}};
             return true;
@@ -139,7 +139,7 @@ ep_tensor *ep_moe_tensor_of(const ep_moe_tensor *row, ep_moe_args *args)
 void ep_moe_tensors_none(ep_moe_args *args)
 {
     ep_moe_tensor row;
-    for (uint32_t i = 0; ep_moe_tensor_row(i, &row); i++) {
+    for (uint32_t at = 0; ep_moe_tensor_next(&at, &row);) {
         *ep_moe_tensor_of(&row, args) = ep_tensor_none();
     }
 }

@@ -24,8 +24,9 @@ typedef struct ep_moe_tensor {
     char dims[3];
 } ep_moe_tensor;
 
-/* Row index, in the order of the section; false past the end. */
-bool ep_moe_tensor_row(uint32_t index, ep_moe_tensor *out_row);
+/* The next row in the order of the section, *at being 0 before the first; false past the end. *at
+ * grows, and is EP_GATEWAY_PARTS at most. */
+bool ep_moe_tensor_next(uint32_t *at, ep_moe_tensor *out_row);
 /* The tensor of a row in args. */
 ep_tensor *ep_moe_tensor_of(const ep_moe_tensor *row, ep_moe_args *args);
 /* Makes all tensors absent. */

@@ -363,7 +363,7 @@ size_t draw_tensors(draw_call *c, ep_named_tensor out[DRAW_TENSORS_MAX])
 {
     ep_moe_tensor row;
     size_t count = 0;
-    for (uint32_t i = 0; ep_moe_tensor_row(i, &row); i++) {
+    for (uint32_t at = 0; ep_moe_tensor_next(&at, &row);) {
         const ep_tensor *tensor = ep_moe_tensor_of(&row, &c->args);
         if (tensor->rank == strlen(row.dims)) {
             out[count++] = (ep_named_tensor){row.name, *tensor};
@@ -392,8 +392,8 @@ void draw_cover(draw_call *c, draw_coverage *covered)
     for (size_t i = 0; c->gated && i < ep_gate_parameters.count; i++) {
         covered->gate[i] += is_set(&ep_gate_parameters.rows[i], &c->gate);
     }
-    for (uint32_t i = 0; !c->free_gate && ep_moe_tensor_row(i, &row); i++) {
-        covered->tensors[i] += ep_moe_tensor_of(&row, &c->args)->rank == strlen(row.dims);
+    for (uint32_t at = 0; !c->free_gate && ep_moe_tensor_next(&at, &row);) {
+        covered->tensors[at - 1] += ep_moe_tensor_of(&row, &c->args)->rank == strlen(row.dims);
     }
     covered->gate_arrays[0] += c->gated && c->gate.bias != NULL;
     covered->gate_arrays[1] += c->gated && c->gate.expert_factors != NULL;
@@ -422,9 +422,9 @@ void draw_report(const draw_coverage *covered, bool must)
     for (size_t i = 0; i < ep_gate_parameters.count; i++) {
         report(ep_gate_parameters.rows[i].name, covered->gate[i], must);
     }
-    for (uint32_t i = 0; ep_moe_tensor_row(i, &row); i++) {
+    for (uint32_t at = 0; ep_moe_tensor_next(&at, &row);) {
         snprintf(what, sizeof(what), "%s [%s]", row.name, row.dims);
-        report(what, covered->tensors[i], must);
+        report(what, covered->tensors[at - 1], must);
     }
     report("gate.bias", covered->gate_arrays[0], must);
     report("gate.expert_factors", covered->gate_arrays[1], must);

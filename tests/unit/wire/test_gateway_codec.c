@@ -149,10 +149,10 @@ Test(gateway_codec, every_field_of_the_arguments_has_a_row)
 {
     static bool known[sizeof(ep_moe_args)];
     ep_moe_tensor row;
-    size_t last = 0;
+    size_t last = 0; /* no tensor is the first field */
     mark_rows(&ep_moe_parameters, known);
-    for (uint32_t i = 0; ep_moe_tensor_row(i, &row); i++) {
-        if (i == 0 || row.at != last) { /* the two forms of one follow each other */
+    for (uint32_t at = 0; ep_moe_tensor_next(&at, &row);) {
+        if (row.at != last) { /* the two forms of one follow each other */
             mark(known, row.at, sizeof(ep_tensor));
         }
         last = row.at;
@@ -277,7 +277,7 @@ static void expect_same_rows(const ep_parameters *set, const void *sent, const v
 static void expect_same_tensors(sent_call *c, ep_moe_args *seen)
 {
     ep_moe_tensor row;
-    for (uint32_t i = 0; ep_moe_tensor_row(i, &row); i++) {
+    for (uint32_t at = 0; ep_moe_tensor_next(&at, &row);) {
         const ep_tensor *a = ep_moe_tensor_of(&row, &c->args);
         const ep_tensor *b = ep_moe_tensor_of(&row, seen);
         cr_assert_eq(a->rank, b->rank, "%s", row.name);
