@@ -307,14 +307,12 @@ static void trace_send_end(const ep_rpc_link *link, const ep_rpc_out *out, ep_er
 static void link_begin(void *arg, ep_conn *conn, const uint8_t prefix[EP_FRAME_PREFIX_BYTES])
 {
     ep_rpc_link *link = arg;
-    const ep_rpc_limits *limits = &link->common->limits;
-    ep_frame frame;
-    ep_error error;
     (void)conn;
-    if (EP_TRACE_SPAN_ON(receive) &&
-        ep_frame_decode(prefix, limits->frame_bytes_max, limits->header_bytes_max, &frame, NULL,
-                        &error) == EP_OK &&
-        frame_fields(link, &frame, &link->receiving)) {
+    if (!EP_TRACE_SPAN_ON(receive)) {
+        return;
+    }
+    const ep_frame frame = ep_frame_read(prefix);
+    if (frame_fields(link, &frame, &link->receiving)) {
         link->receive_traced = true;
         EP_TRACE(receive_begin, &link->receiving);
     }
@@ -481,9 +479,7 @@ static void peer_said_goodbye(ep_rpc_link *link, const ep_frame *frame, const ep
 static void link_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
 {
     ep_rpc_link *link = arg;
-    const ep_rpc_limits *limits = &link->common->limits;
     ep_error why;
-    ep_frame frame;
     (void)conn;
     if (link->receive_traced) {
         trace_receive_end(link, EP_OK);
@@ -497,9 +493,11 @@ static void link_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
         ep_buffer_unref(taken_frame);
         return;
     }
-    EP_ASSERT(taken_frame->bytes >= EP_FRAME_FIXED_BYTES); /* the lane's contract */
-    if (ep_frame_decode(taken_frame->data, limits->frame_bytes_max, limits->header_bytes_max,
-                        &frame, NULL, &why) != EP_OK) {
+    /* The lane asked ep_frame_read_bytes for its length, so all but its header's limit is checked.
+     */
+    EP_ASSERT(taken_frame->bytes >= EP_FRAME_FIXED_BYTES);
+    const ep_frame frame = ep_frame_read(taken_frame->data);
+    if (ep_frame_check_header_bytes(&frame, link->common->limits.header_bytes_max, &why) != EP_OK) {
         ep_rpc_link_close(link, &why);
         ep_buffer_unref(taken_frame);
         return;

@@ -177,14 +177,25 @@ static ep_err check_identity(const fixed_part *fixed, ep_error *out_error)
     return EP_OK;
 }
 
+ep_err ep_frame_check_header_bytes(const ep_frame *frame, size_t header_bytes_max,
+                                   ep_error *out_error)
+{
+    if (frame->header_bytes > header_bytes_max ||
+        frame->header_bytes > EP_FRAME_HEADER_BYTES_CEILING) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "%s frame has header_bytes %u, allowed up to header_bytes_max %zu",
+                            rules[frame->kind].name, frame->header_bytes, header_bytes_max);
+    }
+    return EP_OK;
+}
+
 static ep_err check_lengths(const ep_frame *f, size_t frame_bytes_max, size_t header_bytes_max,
                             ep_error *out_error)
 {
     const char *kind = rules[f->kind].name;
-    if (f->header_bytes > header_bytes_max || f->header_bytes > EP_FRAME_HEADER_BYTES_CEILING) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "%s frame has header_bytes %u, allowed up to header_bytes_max %zu",
-                            kind, f->header_bytes, header_bytes_max);
+    ep_err err = ep_frame_check_header_bytes(f, header_bytes_max, out_error);
+    if (err != EP_OK) {
+        return err;
     }
     uint32_t offset = ep_frame_tensor_offset(f->header_bytes);
     if (f->tensor_offset != offset) {
@@ -203,17 +214,11 @@ static ep_err check_lengths(const ep_frame *f, size_t frame_bytes_max, size_t he
     return EP_OK;
 }
 
-ep_err ep_frame_decode(const uint8_t bytes[EP_FRAME_FIXED_BYTES], size_t frame_bytes_max,
-                       size_t header_bytes_max, ep_frame *out_frame, size_t *out_frame_bytes,
-                       ep_error *out_error)
+ep_frame ep_frame_read(const uint8_t checked[EP_FRAME_FIXED_BYTES])
 {
     fixed_part fixed;
-    memcpy(&fixed, bytes, sizeof(fixed));
-    ep_err err = check_identity(&fixed, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    ep_frame f = {
+    memcpy(&fixed, checked, sizeof(fixed));
+    return (ep_frame){
         .kind = (ep_frame_kind)fixed.kind,
         .flags = le16toh(fixed.flags),
         .call_id = le64toh(fixed.call_id),
@@ -227,6 +232,19 @@ ep_err ep_frame_decode(const uint8_t bytes[EP_FRAME_FIXED_BYTES], size_t frame_b
         .tensor_bytes = le64toh(fixed.tensor_bytes),
         .payload_crc = le32toh(fixed.payload_crc),
     };
+}
+
+ep_err ep_frame_decode(const uint8_t bytes[EP_FRAME_FIXED_BYTES], size_t frame_bytes_max,
+                       size_t header_bytes_max, ep_frame *out_frame, size_t *out_frame_bytes,
+                       ep_error *out_error)
+{
+    fixed_part fixed;
+    memcpy(&fixed, bytes, sizeof(fixed));
+    ep_err err = check_identity(&fixed, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    const ep_frame f = ep_frame_read(bytes);
     const char *wrong = wrong_field(&f);
     if (wrong != NULL) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL,

@@ -116,6 +116,11 @@ ep_err ep_frame_decode(const uint8_t bytes[EP_FRAME_FIXED_BYTES], size_t frame_b
  * applies its own limit. */
 ep_err ep_frame_read_bytes(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t *out_frame_bytes,
                            ep_error *out_error);
+/* A fixed part that one of the two above has passed, so every frame that a lane delivers. */
+ep_frame ep_frame_read(const uint8_t checked[EP_FRAME_FIXED_BYTES]);
+/* Errors: RESOURCE_EXHAUSTED. */
+ep_err ep_frame_check_header_bytes(const ep_frame *frame, size_t header_bytes_max,
+                                   ep_error *out_error);
 
 /* The 16 header bytes of a credit frame: tokens, then bytes, little endian. */
 void ep_frame_credit_encode(const ep_frame_credit *credit, uint8_t out[EP_FRAME_CREDIT_BYTES]);

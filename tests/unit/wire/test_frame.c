@@ -152,7 +152,7 @@ Test(frame, reads_back_every_kind)
         {.kind = EP_FRAME_GOODBYE, .status = 14, .header_bytes = 20, .tensor_offset = 128},
     };
     for (size_t i = 0; i < sizeof(frames) / sizeof(frames[0]); i++) {
-        uint8_t fixed[64];
+        uint8_t fixed[64], again[64];
         ep_frame back;
         size_t bytes = 0;
         ep_error error;
@@ -160,6 +160,13 @@ Test(frame, reads_back_every_kind)
         ep_frame_encode(&frames[i], fixed);
         ASSERT_OK(ep_frame_decode(fixed, 16u << 20, 64u << 10, &back, &bytes, &error), error);
         cr_assert_eq(bytes, frames[i].tensor_offset + frames[i].tensor_bytes);
+        const ep_frame read = ep_frame_read(fixed);
+        ep_frame_encode(&read, again);
+        cr_assert_arr_eq(again, fixed, sizeof(fixed));
+        cr_assert_eq(ep_frame_check_header_bytes(&read, read.header_bytes, NULL), EP_OK);
+        cr_assert(read.header_bytes == 0 ||
+                  ep_frame_check_header_bytes(&read, read.header_bytes - 1, NULL) ==
+                      EP_ERR_RESOURCE_EXHAUSTED);
         cr_assert_eq(back.kind, frames[i].kind);
         cr_assert_eq(back.flags, frames[i].flags);
         cr_assert_eq(back.call_id, frames[i].call_id);
