@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What adapters for engines share: the two environment variables that name the service, and a layer of an engine whose
+experts are there.
+
+    EXPERTD_URL      of the coordinator; unset: the plugins do nothing
+    EXPERTD_OPTIONS  a JSON object, each key optional:
+
+    model_name   as the service calls it; without: the only one there is
+    version      of expertd.Model.version; without: the default of the model at start
+    wait         seconds for the service to have loaded every expert, 600
+    deadline     seconds of one call, a layer of all tokens of a batch, 60
+    token_file   what the service knows this client by
+    tls          {"ca_file": ..., "server_name": ..., "cert_key_file": ...}, for tls+tcp:// URLs
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+import torch
+
+from . import _client
+from ._service import Service, check_layer
+
+_OPTIONS = ("model_name", "version", "wait", "deadline", "token_file", "tls")
+
+
+def _options_of(text: str) -> Dict[str, Any]:
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"EXPERTD_OPTIONS is {text!r}: {error}: allowed is a JSON object") from None
+    if not isinstance(options, dict):
+        raise ValueError(f"EXPERTD_OPTIONS is {text!r}: allowed is a JSON object with {', '.join(_OPTIONS)}")
+    for name in options:
+        if name not in _OPTIONS:
+            raise ValueError(f"EXPERTD_OPTIONS has {name!r}: allowed are {', '.join(_OPTIONS)}")
+    return options
+
+
+def arguments() -> Dict[str, Any]:
+    """What EXPERTD_URL and EXPERTD_OPTIONS say, as arguments of Service and of expertd.hf."""
+    url = os.environ.get("EXPERTD_URL")
+    if not url:
+        raise ValueError("EXPERTD_URL is not set: allowed is the URL of a coordinator, such as tcp://127.0.0.1:7410")
+    options, client = _options_of(os.environ.get("EXPERTD_OPTIONS") or "{}"), {}
+    if "token_file" in options:
+        with open(options.pop("token_file"), encoding="utf-8") as file:
+            client["token"] = file.read().strip()
+    if "tls" in options:
+        client["tls"] = _client.Tls(**options.pop("tls"))
+    defaults = {"experts": url, "model_name": None, "version": None, "wait": 600.0, "deadline": 60.0, "client": client}
+    return {**defaults, **options}
+
+
+@functools.lru_cache(maxsize=None)
+def _ready(pid: int) -> Tuple[Service, _client.Model]:
+    """Once for the layers of a process."""
+    made = Service(*arguments().values())  # they are in this order
+    try:
+        return made, made.wait_ready(True)
+    except BaseException:
+        made.close()
+        raise
+
+
+def refuse(reasons: Iterable[Tuple[Any, str, str]]) -> None:
+    """ValueError for the first of (holds, what, what to do) that holds."""
+    for wrong, what, instead in reasons:
+        if wrong:
+            raise ValueError(f"EXPERTD_URL is set, and {what}: {instead}, or unset EXPERTD_URL")
+
+
+def _drop(*_: Any, **__: Any) -> bool:
+    """For a loader: read, and dropped."""
+    return True
+
+
+class Layer:
+    """An engine's layer of experts on the service, checked to be the same there.
+
+    name         in messages
+    number       None: the name has none
+    activations  names that the service may have for the engine's
+    asks         False: this rank of tensor parallelism adds zeros, as another asks
+    """
+
+    def __init__(
+        self, name: str, number: Optional[int], experts: int, hidden: int, inner: int, top_k: Optional[int],
+        activations: List[str], weight_on_input: bool, asks: bool,
+    ):
+        self._service, served = _ready(os.getpid())
+        there = [one for one in served.layers if one.layer == number]
+        if not there:
+            raise ValueError(
+                f"{name}: model {served.name!r} of the service at {self._service.url} has experts in layers "
+                f"{[one.layer for one in served.layers]}: is it another model?"
+            )
+        check_layer(name, served, there[0], experts, hidden, inner, top_k, activations)
+        self._number, self._asks = number, asks
+        self._options = {"weight_on": "input"} if weight_on_input else {}
+
+    def hold_nothing(self, module: torch.nn.Module) -> None:
+        """Gives the module what loaders look for: parameters without elements, whose values are dropped."""
+        for name in ("w13_weight", "w2_weight"):
+            empty = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+            empty.weight_loader = _drop
+            module.register_parameter(name, empty)
+
+    def __call__(self, x: Any, ids: Any, weights: Any) -> Any:
+        """x [T,H], ids and weights [T,K]: [T,H] of x's type. The engine adds shared experts, and the ranks' results."""
+        if not self._asks:
+            return torch.zeros_like(x)
+        return self._service.run(self._number, x, ids, weights, self._options)
