@@ -10,7 +10,7 @@ def vllm() -> None:
     if os.environ.get("EXPERTD_URL"):
         import expertd.vllm
 
-        expertd.vllm.register(os.environ["EXPERTD_URL"])
+        expertd.vllm.register()
 
 
 def sglang() -> None:

@@ -13,6 +13,8 @@ EXACT = 0.98  # of the tokens; the sums of a row are in another order than the e
 SIZES = dict(vocab_size=512, hidden_size=128, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256)
 FAMILIES = {
     "qwen3_moe": ("Qwen3Moe", dict(head_dim=32, moe_intermediate_size=64, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True)),
+    "qwen2_moe": ("Qwen2Moe", dict(moe_intermediate_size=64, shared_expert_intermediate_size=64, num_experts=8, num_experts_per_tok=2)),
+    "mixtral": ("Mixtral", dict(num_local_experts=8, num_experts_per_tok=2)),
 }
 WRITE = """
 import sys, json, torch, transformers
