@@ -14,7 +14,7 @@
 #include "gateway_draw.h"
 #include "model/safetensors_writer.h"
 
-enum { CASES = 280, CASES_SANITIZED = 60, PATH = EP_TEST_PATH_BYTES + 32 };
+enum { CASES = 140, CASES_LONG = 560, CASES_SANITIZED = 60, PATH = EP_TEST_PATH_BYTES + 32 };
 
 typedef struct ways {
     gateway_fixture *f;
@@ -188,7 +188,9 @@ int main(void)
     static ways w = {.f = &f};
     ep_cli_gate gate;
     ep_error error;
-    const uint32_t cases = ep_test_sanitized ? CASES_SANITIZED : CASES;
+    const uint32_t cases = ep_test_sanitized                ? CASES_SANITIZED
+                           : getenv("EP_TEST_LONG") != NULL ? CASES_LONG
+                                                            : CASES;
     gateway_fixture_init(&f, 1, NULL);
     gateway_wait_table(&f);
     w.client = ep_test_cluster_client(&f.cluster, NULL);
