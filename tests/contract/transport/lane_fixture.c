@@ -482,6 +482,15 @@ void pair_open(lane_world *w, side *client, side *server)
     server->conn = world_take_accepted(w);
 }
 
+void pair_start(lane_world *w, side *client, side *server)
+{
+    memset(client, 0, sizeof(*client));
+    memset(server, 0, sizeof(*server));
+    pair_open(w, client, server);
+    side_start(client);
+    side_start(server);
+}
+
 void world_close(lane_world *w)
 {
     if (w->listener != NULL) {

@@ -94,6 +94,8 @@ void world_address(lane_world *w, bool for_listen, ep_lane_address *out_address)
 
 /* Dials and accepts; neither end is started. */
 void pair_open(lane_world *w, side *client, side *server);
+/* The same with both ends started; zeroes them first. */
+void pair_start(lane_world *w, side *client, side *server);
 /* Starts with the fixture's handler. */
 void side_start(side *s);
 void side_close(side *s);

@@ -149,11 +149,8 @@ static void open_raw(raw *r)
 Test(shm, ends_a_patient_frame_inside_its_send_where_that_is_allowed)
 {
     side client;
-    memset(&client, 0, sizeof(client));
     world_listen(&world);
-    pair_open(&world, &client, &server);
-    side_start(&client);
-    side_start(&server);
+    pair_start(&world, &client, &server);
     message *m = message_create(&client, 0, 1000);
     m->send.is_patient = true;
     m->send.done_inside = true;
@@ -496,11 +493,8 @@ Test(shm, survives_processes_that_scribble)
 Test(shm, a_forked_child_keeps_neither_sockets_nor_memory)
 {
     side client;
-    memset(&client, 0, sizeof(client));
     world_listen(&world);
-    pair_open(&world, &client, &server);
-    side_start(&client);
-    side_start(&server);
+    pair_start(&world, &client, &server);
     unsigned before = open_descriptors();
     pid_t child = fork_child();
     cr_assert_geq(child, 0);
@@ -559,9 +553,7 @@ Test(shm, a_forked_child_that_closes_its_copies_takes_nothing_away)
     int status;
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
-    pair_open(&world, &client, &server);
-    side_start(&client);
-    side_start(&server);
+    pair_start(&world, &client, &server);
     pair_close(&client, &server);
 }
 
@@ -767,11 +759,8 @@ Test(shm, replaces_the_socket_of_a_process_that_died)
     struct stat st;
     cr_assert_eq(stat(socket_path(), &st), 0);
     side client;
-    memset(&client, 0, sizeof(client));
     world_listen(&world);
-    pair_open(&world, &client, &server);
-    side_start(&client);
-    side_start(&server);
+    pair_start(&world, &client, &server);
     pair_close(&client, &server);
 }
 
@@ -812,10 +801,7 @@ Test(shm, fails_or_waits_without_descriptors_and_works_again)
     }
     cr_assert(failed);
     side client;
-    memset(&client, 0, sizeof(client));
-    pair_open(&world, &client, &server);
-    side_start(&client);
-    side_start(&server);
+    pair_start(&world, &client, &server);
     pair_close(&client, &server);
 }
 
@@ -851,9 +837,7 @@ Test(shm, forks_after_its_threads_could_not_start)
     end_child(child);
     cr_assert(ends, "a forked child does not come back from fork");
     world_listen(&world);
-    pair_open(&world, &client, &server);
-    side_start(&client);
-    side_start(&server);
+    pair_start(&world, &client, &server);
     pair_close(&client, &server);
 }
 

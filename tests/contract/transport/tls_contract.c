@@ -79,9 +79,7 @@ Test(tls, accepts_a_client_with_certificate_when_one_is_required)
     world.server_tls.require_client_cert = true;
     world.client_tls.cert_key_file = in_folder("client.pem");
     world_listen(&world);
-    pair_open(&world, &client, &server);
-    side_start(&client);
-    side_start(&server);
+    pair_start(&world, &client, &server);
     cr_assert_eq(send_and_forget(&client, 0, 100), EP_OK);
     side_wait_frames(&server, 1);
     pair_close(&client, &server);

@@ -33,9 +33,8 @@ static void open_pair(void)
 
 static void start_pair(void)
 {
-    open_pair();
-    side_start(&client);
-    side_start(&server);
+    world_listen(&world);
+    pair_start(&world, &client, &server);
 }
 
 /* As on_closed: the test releases the connection itself, since it still calls it after the end. */
@@ -128,9 +127,7 @@ Test(transport, closes_on_a_frame_above_the_receivers_limit)
     world.limits.frame_bytes_max = 1 << 16;
     world_listen(&world);
     world.limits.frame_bytes_max = FRAME_BYTES_MAX;
-    pair_open(&world, &client, &server);
-    side_start(&client);
-    side_start(&server);
+    pair_start(&world, &client, &server);
     cr_assert_eq(send_and_forget(&client, 0, 1 << 16), EP_OK);
     cr_assert_eq(send_and_forget(&client, 1, (1 << 16) + 1), EP_OK);
     pair_wait_closed(&client, &server);
@@ -163,9 +160,7 @@ Test(transport, a_large_first_frame_closes_and_takes_no_memory)
     world_listen(&world);
     world.limits.first_frame_bytes_max = 0;
     world.limits.pool = shared;
-    pair_open(&world, &client, &server);
-    side_start(&client);
-    side_start(&server);
+    pair_start(&world, &client, &server);
     cr_assert_eq(send_and_forget(&client, 0, 4096), EP_OK);
     cr_assert_eq(send_and_forget(&client, 1, 1 << 20), EP_OK);
     pair_wait_closed(&client, &server);
@@ -681,10 +676,7 @@ Test(transport, sends_before_it_is_started)
 Test(transport, refuses_a_dial_nobody_listens_for)
 {
     ep_error error;
-    world_listen(&world);
-    pair_open(&world, &client, &server);
-    side_start(&client);
-    side_start(&server);
+    start_pair();
     world.ops->listener_close(world.listener);
     world.listener = NULL;
     cr_assert_null(world_dial(&world, &error));
@@ -821,11 +813,7 @@ Test(transport, refuses_connections_above_connections_max)
     side_start(&others[0]);
     side_start(&others[1]);
     pair_close(&client, &server);
-    memset(&client, 0, sizeof(client));
-    memset(&server, 0, sizeof(server));
-    pair_open(&world, &client, &server); /* the place is free again */
-    side_start(&client);
-    side_start(&server);
+    pair_start(&world, &client, &server); /* the place is free again */
     pair_close(&client, &server);
     pair_close(&others[0], &others[1]);
 }
