@@ -142,20 +142,24 @@ static void run(const char *numerics, const char *backend, const char *level, co
     ep_test_cluster_stop(&cluster);
 }
 
+static void start_three(ep_test_cluster *cluster, const char *const numerics[3])
+{
+    const ep_test_model model = {"demo", fixture_dir};
+    ep_test_cluster_start(cluster, &(ep_test_cluster_options){.nodes_count = 3,
+                                                              .copies = 1,
+                                                              .models = &model,
+                                                              .models_count = 1,
+                                                              .node_numerics = numerics});
+}
+
 /* Unlike families, the most common one last: its nodes alone serve, and a node that computes
  * otherwise is told of. */
 static void run_unlike_nodes(const char *other, const char *most)
 {
     const char *const numerics[] = {other, most, most};
     char what[128];
-    const ep_test_model model = {"demo", fixture_dir};
-    const ep_test_cluster_options options = {.nodes_count = 3,
-                                             .copies = 1,
-                                             .models = &model,
-                                             .models_count = 1,
-                                             .node_numerics = numerics};
     ep_test_cluster cluster;
-    ep_test_cluster_start(&cluster, &options);
+    start_three(&cluster, numerics);
     snprintf(what, sizeof(what), "nodes of %s, %s, %s", other, most, most);
     expect_forward(&cluster, most, what);
     for (uint32_t n = 0; n < 3; n++) {
@@ -193,15 +197,9 @@ static void run_gateway(void)
 {
     static const char *const numerics[] = {"portable", "bf16dp", "bf16dp"};
     static const char *const drained[] = {"node1", "node2"};
-    const ep_test_model model = {"demo", fixture_dir};
-    const ep_test_cluster_options options = {.nodes_count = 3,
-                                             .copies = 1,
-                                             .models = &model,
-                                             .models_count = 1,
-                                             .node_numerics = numerics};
     ep_test_cluster cluster;
     char *output = NULL;
-    ep_test_cluster_start(&cluster, &options);
+    start_three(&cluster, numerics);
     expect_forward(&cluster, "bf16dp", "nodes of portable, bf16dp, bf16dp"); /* there is a table */
     EP_TEST_CHECK(forward_by_gateway(&cluster, "bf16dp", &output), "by the gateway: %s", output);
     free(output);

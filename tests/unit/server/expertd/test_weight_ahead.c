@@ -175,15 +175,20 @@ Test(weight_ahead, a_request_is_served_in_the_middle_of_a_load_ahead_of_time)
     cr_expect_eq(store_settle_with(store, 1).failed_count, 0);
 }
 
-Test(weight_ahead, a_load_ahead_of_time_is_left_when_the_budget_does_not_hold_both)
+static void expect_left_for_the_request(void)
 {
-    open_store(bytes_of_one());
     provoke();
     cr_expect_not(was_ready_before);
     cr_expect_eq(ready_err, EP_OK);
     cr_expect_eq(import_err, EP_ERR_RESOURCE_EXHAUSTED);
     cr_expect_eq(store_settle(store).failed_count, 0);
     cr_expect_eq(store_settle(store).owned_count, EXPERTS);
+}
+
+Test(weight_ahead, a_load_ahead_of_time_is_left_when_the_budget_does_not_hold_both)
+{
+    open_store(bytes_of_one());
+    expect_left_for_the_request();
 }
 
 /* At ten bytes a second the load ahead of time would have to be paid for minutes. */
@@ -226,10 +231,5 @@ Test(weight_ahead, a_load_ahead_of_time_is_left_when_the_request_needs_more_than
     store_settle(store);
     ops.weights_bytes = twice_the_bytes;
     remove_file_of_5();
-    provoke();
-    cr_expect_not(was_ready_before);
-    cr_expect_eq(ready_err, EP_OK);
-    cr_expect_eq(import_err, EP_ERR_RESOURCE_EXHAUSTED);
-    cr_expect_eq(store_settle(store).failed_count, 0);
-    cr_expect_eq(store_settle(store).owned_count, EXPERTS);
+    expect_left_for_the_request();
 }
