@@ -260,11 +260,32 @@ class _Request:
             self.missing = (c_uint32 * (a.expert_ids.shape[0] * a.expert_ids.shape[1]))()
             a.missing_slots, a.missing_slots_max = self.missing, len(self.missing)
         self.out = self._new_out(x, given, out_dtype, dtype) if out is None else out
-        self.out_view = _tensors.view("out", self.out, dtype, writable=True)
-        if out_dtype is not None and self.out_view.dtype != out_dtype:
+        view = _tensors.view("out", self.out, dtype, writable=True)
+        self.out_tensor = view.tensor
+        self.keep.append(view.keep)
+        if out_dtype is not None and view.dtype != out_dtype:
             raise ValueError(
-                f"out has type {self.out_view.dtype} and out_dtype is {out_dtype}: allowed is one of both, or the same"
+                f"out has type {view.dtype} and out_dtype is {out_dtype}: allowed is one of both, or the same"
             )
+
+    def let_go(self) -> "_Request":
+        """Of its tensors: it is good for again only."""
+        self.keep, self.out = [], None
+        return self
+
+    def again(self, x: Any, expert_ids: Any, expert_scales: Any, out: Any) -> "_Request":
+        """The same call with other tensors of PyTorch's, contiguous and in the host's memory, which differ from this one's
+        in T alone. Right after experts' weights went through the caches Python is slow, so this makes few steps."""
+        other = object.__new__(_Request)
+        other.args, other.keep = _c.MoeArgs.from_buffer_copy(self.args), [self, x, expert_ids, expert_scales]
+        other.out, other.out_tensor = out, _c.Tensor.from_buffer_copy(self.out_tensor)
+        other.with_result, other.missing, other.tokens_error = self.with_result, None, None
+        a = other.args
+        for tensor, array in (
+            (a.x, x), (a.expert_ids, expert_ids), (a.expert_scales, expert_scales), (other.out_tensor, out)
+        ):
+            tensor.data, tensor.shape[0] = array.data_ptr(), array.shape[0]
+        return other
 
     def _take_options(self, more: Dict[str, Any], dtype: Optional[str]) -> None:
         for name, value in more.items():
@@ -371,7 +392,7 @@ class _Flight:
                 code = lib.ep_moe_forward_async(
                     handle,
                     byref(self.request.args),
-                    byref(self.request.out_view.tensor),
+                    byref(self.request.out_tensor),
                     _on_done_c,
                     number,
                     byref(self.call),
@@ -465,12 +486,12 @@ class Prepared:
         with client._use as handle:
             if (
                 lib.ep_call_create(
-                    handle, byref(request.args), byref(request.out_view.tensor), byref(self._handle), byref(error)
+                    handle, byref(request.args), byref(request.out_tensor), byref(self._handle), byref(error)
                 )
                 != 0
             ):
                 raise errors.from_c(error)
-        self._tokens = request.out_view.shape[0]
+        self._tokens = request.out_tensor.shape[0]
         self._finalizer = weakref.finalize(self, _destroy, lib.ep_call_destroy, self._handle, request)
         client._prepared.add(self)
 
@@ -651,7 +672,7 @@ class Client:
             raise errors.from_c(error)
         self._handle, self._pid = handle, os.getpid()
         self._prepared: "weakref.WeakSet[Prepared]" = weakref.WeakSet()
-        self._use, self._deadline = _Use(weakref.ref(self)), deadline
+        self._use, self._deadline, self._has_table = _Use(weakref.ref(self)), deadline, False
         self._pool = concurrent.futures.ThreadPoolExecutor(
             128, "expertd"
         )  # for waits of prepared calls; its threads come when needed
@@ -698,9 +719,13 @@ class Client:
         Ctrl-C cancels the call. Errors: InvalidArgument, NotFound, Unavailable, DeadlineExceeded, ResourceExhausted,
         Cancelled, Closed...; out is then as it was, or, with on_tokens, has the rows it was called for.
         """
-        request = _Request(model, layer, x, expert_ids, expert_scales, out, **options)
-        if self._epoch() is None:  # the callback form does not wait for the first table
-            self.wait_ready(options.get("deadline") or self._deadline)
+        return self._run(_Request(model, layer, x, expert_ids, expert_scales, out, **options))
+
+    def _run(self, request: _Request) -> Any:
+        if not self._has_table:  # the callback form does not wait for the first one
+            if self._epoch() is None:
+                self.wait_ready(request.args.deadline_us / 1e6 or self._deadline)
+            self._has_table = True
         ended = threading.Lock()
         ended.acquire()
         flight = _Flight(self, request, ended.release)

@@ -194,6 +194,7 @@ def check_offload(folder, tokens, values, service):
     assert error_of(got, values) < EXACT and model.expertd.client.stats().calls == calls + tiny_models.LAYERS
     raised(TypeError, "is not pickled", torch.save, model, os.devnull)
     check_many_rows(model)
+    check_tensors(model)
     check_saved(model, f"{folder}-saved", tokens, service)
     check_backward(model, values)
     check_interrupt(model, values, service)
@@ -217,6 +218,23 @@ def check_many_rows(model):
     weights = torch.rand(ids.shape)
     some = torch.tensor([0, 16383, 16384, 65536])
     assert torch.equal(layer(x, ids, weights)[some], layer(x[some], ids[some], weights[some]))
+
+
+def check_tensors(model):
+    """Of a call like one before, and of Client.forward: views are read as they are meant, and sizes that do not fit are refused."""
+    layer, client = expertd.hf.layers_of(model)[0], model.expertd.client
+    pairs, ids = torch.randn(8, layer.hidden, dtype=torch.complex64).conj(), torch.randint(0, layer.experts, (8, 2))
+    weights = torch.rand(ids.shape)
+    for x in pairs.imag[::2].contiguous(), pairs.imag[::2], pairs.imag.clone()[::2]:
+        assert torch.equal(layer(x, ids[:4], weights[:4]), layer(x.clone(), ids[:4].int(), weights[:4]))
+    x = pairs.imag.clone()
+    want = layer(x, ids, weights)[::2]
+    got = client.forward("mixtral", layer.number, x[::2], ids[::2].contiguous(), weights[::2], shared_source="none", allow_duplicates=True, wire_dtype="f32")
+    assert torch.equal(got, want)
+    raised(expertd.errors.InvalidArgument, "expert_ids", layer, x, ids[:7], weights)
+    raised(expertd.errors.InvalidArgument, "expert_scales", layer, x, ids, weights[:7])
+    raised(ValueError, "x is a tensor whose sign torch has yet to turn", client.forward, "mixtral", layer.number, pairs.imag, ids, weights)
+    raised(ValueError, "x cannot be had by DLPack", client.forward, "mixtral", layer.number, x.requires_grad_(), ids, weights)
 
 
 def check_backward(model, values):

@@ -115,7 +115,7 @@ def case_nothing_is_copied(c, b):
     part = wide[:, :HIDDEN]  # rows with gaps between them
     out = np.empty((TOKENS, HIDDEN), np.uint16)
     request = _client._Request("demo", LAYER, part, b.ids, b.scales, out, dtype="bf16")
-    pointers = request.args.x.data, request.args.expert_ids.data, request.args.expert_scales.data, request.out_view.tensor.data
+    pointers = request.args.x.data, request.args.expert_ids.data, request.args.expert_scales.data, request.out_tensor.data
     assert pointers == (wide.ctypes.data, b.ids.ctypes.data, b.scales.ctypes.data, out.ctypes.data)
     assert request.args.x.stride_bytes[0] == 4 * HIDDEN and request.args.x.dtype == _tensors.DTYPES["bf16"]
     assert np.array_equal(c.forward("demo", LAYER, part, b.ids, b.scales, dtype="bf16"), b.y16)
@@ -190,7 +190,7 @@ def case_dlpack(c, b):
         target = Dlpack(out, BF16, 16, versioned)
         x, ids, scales = Dlpack(b.x, BF16, 16, versioned), Dlpack(b.ids, INT, 32, versioned), Dlpack(b.scales, FLOAT, 32, versioned)
         request = _client._Request("demo", LAYER, x, ids, scales, target)
-        assert (request.args.x.data, request.out_view.tensor.data) == (b.x.ctypes.data, out.ctypes.data), "copied"
+        assert (request.args.x.data, request.out_tensor.data) == (b.x.ctypes.data, out.ctypes.data), "copied"
         assert len(Dlpack.alive) == 4 and Dlpack.deleted == 0, "given back while in use"
         del request
         gc.collect()
