@@ -232,7 +232,12 @@ static void describe_layer(const ep_routing_layer *layer, ep_layer_desc *out_lay
                                  .experts = shape->experts,
                                  .shared_experts = shape->shared_experts,
                                  .top_k = shape->top_k,
-                                 .copies_min = least == UINT32_MAX ? 0 : least};
+                                 .copies_min = least == UINT32_MAX ? 0 : least,
+                                 .form_told = shape->form_told,
+                                 .shared_inner = shape->shared_inner,
+                                 .alpha = shape->numbers.alpha,
+                                 .beta = shape->numbers.beta,
+                                 .limit = shape->numbers.limit};
     snprintf(out_layer->activation, sizeof(out_layer->activation), "%s",
              ep_activation_name(shape->activation));
 }
@@ -254,6 +259,9 @@ ep_err ep_client_layer(ep_client *client, const char *model, const char *version
             if (view->table->layers[l].model_index == model_index && left-- == 0) {
                 ep_layer_desc desc;
                 describe_layer(&view->table->layers[l], &desc);
+                if (out_layer->struct_bytes == 0) { /* its size in version 0.1 */
+                    out_layer->struct_bytes = EP_STRUCT_UPTO(ep_layer_desc, activation);
+                }
                 ep_struct_out(out_layer, &desc, sizeof(desc));
                 err = EP_OK;
             }

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "wire/placement_codec.h"
+
 typedef struct {
     const Expertd__V1__ModelInfo *info; /* the first node's */
     uint32_t source;
@@ -259,13 +261,7 @@ static ep_err fill_layer(builder *b, uint32_t index)
 {
     const layer_entry *entry = &b->layers[index];
     const Expertd__V1__LayerInfo *info = entry->info;
-    ep_layer_shape shape = {.layer = info->layer,
-                            .hidden = info->hidden,
-                            .inner = info->inner,
-                            .experts = info->experts,
-                            .shared_experts = info->shared_experts,
-                            .top_k = info->top_k,
-                            .activation = (ep_activation)info->activation};
+    const ep_layer_shape shape = ep_layer_shape_of(info);
     ep_err err = ep_layer_shape_check(&shape, b->error);
     if (err != EP_OK) {
         return ep_error_prefix(b->error, err, "node %s", node_name(&b->sources[entry->source]));

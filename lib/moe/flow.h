@@ -33,6 +33,10 @@ typedef struct ep_layer_shape {
     uint32_t shared_experts; /* S */
     uint32_t top_k;          /* of the model; a batch may use another */
     ep_activation activation;
+    /* what callers compare their model's layer with, and nobody computes by: */
+    bool form_told;        /* false: nodes of an older version do not tell the rest */
+    uint32_t shared_inner; /* I of the shared expert; 0 none */
+    ep_activation_numbers numbers;
 } ep_layer_shape;
 
 typedef enum ep_nan_policy { EP_NAN_PASS, EP_NAN_REJECT, EP_NAN_ZERO, EP_NAN_MEAN } ep_nan_policy;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a table from the wire or a file may get wrong, each with an error that names the place. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,6 +39,17 @@ ep_err ep_layer_shape_check(const ep_layer_shape *shape, ep_error *out_error)
     if ((unsigned)shape->activation >= EP_ACT_COUNT) {
         return BAD("layer %" PRIu32 ": activation %u: allowed 0..%u", shape->layer,
                    (unsigned)shape->activation, (unsigned)EP_ACT_COUNT - 1);
+    }
+    if (shape->shared_inner > EP_INNER_MAX) {
+        return BAD("layer %" PRIu32 ": shared inner %" PRIu32 ": allowed 0..%d", shape->layer,
+                   shape->shared_inner, EP_INNER_MAX);
+    }
+    const ep_activation_numbers *numbers = &shape->numbers;
+    if (!isfinite(numbers->alpha) || !isfinite(numbers->beta) || !isfinite(numbers->limit)) {
+        return BAD("layer %" PRIu32 ": activation with alpha %g, beta %g, limit %g: allowed are "
+                   "finite numbers",
+                   shape->layer, (double)numbers->alpha, (double)numbers->beta,
+                   (double)numbers->limit);
     }
     return EP_OK;
 }

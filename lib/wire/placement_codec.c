@@ -131,6 +131,11 @@ static bool encode_layer(const ep_routing_table *table, const ep_routing_layer *
     message->shared_experts = shape->shared_experts;
     message->top_k = shape->top_k;
     message->activation = shape->activation;
+    message->form_told = shape->form_told;
+    message->shared_inner = shape->shared_inner;
+    message->alpha = shape->numbers.alpha;
+    message->beta = shape->numbers.beta;
+    message->limit = shape->numbers.limit;
     if (!set_string(&message->model, model->name) ||
         !set_string(&message->version, model->version) ||
         !copy_u32(layer->offsets, (size_t)experts + 1, &message->n_offsets, &message->offsets) ||
@@ -375,6 +380,20 @@ static bool find_model(const ep_routing_table *table, const char *name, const ch
     return false;
 }
 
+ep_layer_shape ep_layer_shape_of(const Expertd__V1__LayerInfo *info)
+{
+    return (ep_layer_shape){.layer = info->layer,
+                            .hidden = info->hidden,
+                            .inner = info->inner,
+                            .experts = info->experts,
+                            .shared_experts = info->shared_experts,
+                            .top_k = info->top_k,
+                            .activation = (ep_activation)info->activation,
+                            .form_told = info->form_told,
+                            .shared_inner = info->shared_inner,
+                            .numbers = {info->alpha, info->beta, info->limit}};
+}
+
 static ep_err decode_layer(const layer_message *message, ep_routing_table *table, uint32_t index,
                            const id_index *ids, ep_error *out_error)
 {
@@ -386,6 +405,9 @@ static ep_err decode_layer(const layer_message *message, ep_routing_table *table
         .shared_experts = message->shared_experts,
         .top_k = message->top_k,
         .activation = (ep_activation)message->activation,
+        .form_told = message->form_told,
+        .shared_inner = message->shared_inner,
+        .numbers = {message->alpha, message->beta, message->limit},
     };
     uint32_t model_index;
     ep_err err = ep_layer_shape_check(&shape, out_error);

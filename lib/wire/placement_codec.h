@@ -12,6 +12,8 @@
 ep_err ep_placement_encode(const ep_routing_table *table,
                            Expertd__V1__PlacementSnapshot **out_snapshot);
 void ep_placement_snapshot_free(Expertd__V1__PlacementSnapshot *snapshot);
+/* What a node says of a layer; unchecked. */
+ep_layer_shape ep_layer_shape_of(const Expertd__V1__LayerInfo *info);
 ep_err ep_placement_decode(const Expertd__V1__PlacementSnapshot *snapshot,
                            ep_routing_table **out_table, ep_error *out_error);
 

@@ -11,6 +11,7 @@
 #include "base/printable.h"
 #include "coordinator/state_private.h"
 #include "rpc/rpc_credentials.h"
+#include "wire/placement_codec.h"
 
 static const char *const state_names[] = {"starting", "serving", "draining", "degraded", "suspect"};
 
@@ -34,22 +35,11 @@ static ep_err check_name(const char *what, const char *value, size_t bytes_max, 
 /* the sum over all experts that fit into a table stays far below 2^64 */
 #define EXPERT_BYTES_MAX (UINT64_C(1) << 40)
 
-static ep_layer_shape shape_of(const Expertd__V1__LayerInfo *info)
-{
-    return (ep_layer_shape){.layer = info->layer,
-                            .hidden = info->hidden,
-                            .inner = info->inner,
-                            .experts = info->experts,
-                            .shared_experts = info->shared_experts,
-                            .top_k = info->top_k,
-                            .activation = (ep_activation)info->activation};
-}
-
 /* By the very check that clients use on tables: what they would refuse must not get in. */
 static ep_err check_layer(const char *model, const Expertd__V1__LayerInfo *info,
                           ep_error *out_error)
 {
-    ep_layer_shape shape = shape_of(info);
+    ep_layer_shape shape = ep_layer_shape_of(info);
     ep_err err = ep_layer_shape_check(&shape, out_error);
     if (err != EP_OK) {
         return ep_error_prefix(out_error, err, "model %s", model);
@@ -221,7 +211,7 @@ static ep_err check_models(ep_coordinator_state *cluster, Expertd__V1__ModelInfo
                 continue;
             }
             const ep_layer_shape *known = &cluster->layers[index].shape;
-            ep_layer_shape offered = shape_of(info);
+            ep_layer_shape offered = ep_layer_shape_of(info);
             if (!same_shape(known, &offered)) {
                 return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                                     "model %s, layer %u has %u experts, %u shared, hidden %u, "
@@ -283,10 +273,13 @@ static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node,
         for (size_t l = 0; l < models[m]->n_layers; l++) {
             const Expertd__V1__LayerInfo *info = models[m]->layers[l];
             uint32_t index = ep_state_find_layer(cluster, model_index, info->layer);
-            ep_layer_shape shape = shape_of(info);
+            ep_layer_shape shape = ep_layer_shape_of(info);
             index = index != UINT32_MAX ? index : ep_state_add_layer(cluster, model_index, &shape);
             if (index == UINT32_MAX || !take_held(cluster, node, index, info)) {
                 return EP_ERR_NO_MEMORY;
+            }
+            if (!cluster->layers[index].shape.form_told) {
+                cluster->layers[index].shape = shape; /* an older node spoke first */
             }
             /* nodes may pack them otherwise */
             if (info->expert_bytes > cluster->layers[index].expert_bytes) {

@@ -37,6 +37,9 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
         memcpy(weights.numerics, model->numerics, sizeof(weights.numerics));
         memcpy(weights.identity, identity, sizeof(weights.identity));
         layer->shape = info->moe_layers[i];
+        layer->shape.form_told = true;
+        layer->shape.shared_inner = info->shared_inner[i];
+        layer->shape.numbers = info->numbers[i].routed;
         layer->experts_total = layer->shape.experts + layer->shape.shared_experts;
         layer->queues = calloc(layer->experts_total, sizeof(*layer->queues));
         layer->slots = calloc(layer->shape.experts, sizeof(*layer->slots));
@@ -378,6 +381,11 @@ static Expertd__V1__LayerInfo *layer_info_make(const ep_node_models *models,
     info->shared_experts = layer->shape.shared_experts;
     info->top_k = layer->shape.top_k;
     info->activation = (uint32_t)layer->shape.activation;
+    info->form_told = layer->shape.form_told;
+    info->shared_inner = layer->shape.shared_inner;
+    info->alpha = layer->shape.numbers.alpha;
+    info->beta = layer->shape.numbers.beta;
+    info->limit = layer->shape.numbers.limit;
     info->owned = owned;
     info->owned_digests = digests;
     info->n_owned = ep_weight_store_owned(models->store, layer->store_slot, owned, digests);

@@ -63,7 +63,8 @@ class LayerDesc(Structure):
     _fields_ = [
         ("struct_bytes", c_uint32), ("layer", c_uint32), ("hidden", c_uint32), ("inner", c_uint32),
         ("experts", c_uint32), ("shared_experts", c_uint32), ("top_k", c_uint32), ("copies_min", c_uint32),
-        ("activation", c_char * 32)
+        ("activation", c_char * 32), ("form_told", c_uint32), ("shared_inner", c_uint32), ("alpha", c_float),
+        ("beta", c_float), ("limit", c_float)
     ]
 
 

@@ -65,6 +65,11 @@ class Layer:
     top_k: int
     copies_min: int  # copies of the expert that has fewest
     activation: str
+    # None: nodes of an older version do not tell
+    shared_inner: Optional[int]  # of the shared experts together; 0: none
+    alpha: Optional[float]  # numbers of the activation, 0 where it has none; a limit of 0 is none
+    beta: Optional[float]
+    limit: Optional[float]
 
 
 @dataclass(frozen=True)
@@ -770,7 +775,8 @@ class Client:
                 layers: List[Layer] = []
                 layer = _c.sized(_c.LayerDesc)
                 while self._code(lib.ep_client_layer(handle, model.name, model.version, len(layers), byref(layer))):
-                    layers.append(_plain(Layer, layer))
+                    form = {} if layer.form_told else dict.fromkeys(("shared_inner", "alpha", "beta", "limit"))
+                    layers.append(_plain(Layer, layer, **form))
                 found.append(_plain(Model, model, is_default=model.is_default != 0, layers=tuple(layers)))
         return found
 

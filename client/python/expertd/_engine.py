@@ -85,12 +85,13 @@ class Layer:
     name         in messages
     number       None: the name has none
     activations  names that the service may have for the engine's
+    limit        of the activation; None: not known
     asks         False: this rank of tensor parallelism adds zeros, as another asks
     """
 
     def __init__(
         self, name: str, number: Optional[int], experts: int, hidden: int, inner: int, top_k: Optional[int],
-        activations: List[str], weight_on_input: bool, asks: bool,
+        activations: List[str], weight_on_input: bool, asks: bool, limit: Optional[float] = None,
     ):
         self._service, served = _ready(os.getpid())
         there = [one for one in served.layers if one.layer == number]
@@ -99,7 +100,7 @@ class Layer:
                 f"{name}: model {served.name!r} of the service at {self._service.url} has experts in layers "
                 f"{[one.layer for one in served.layers]}: is it another model?"
             )
-        check_layer(name, served, there[0], experts, hidden, inner, top_k, activations)
+        check_layer(name, served, there[0], experts, hidden, inner, top_k, activations, limit)
         self._number, self._asks = number, asks
         self._options = {"weight_on": "input"} if weight_on_input else {}
 

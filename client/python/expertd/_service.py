@@ -4,6 +4,7 @@ layer's call, and the check that both sides mean the same layer."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
@@ -26,15 +27,19 @@ def check_layer(
     inner: int,
     top_k: Optional[int],
     activations: List[str],
+    limit: Optional[float] = None,
 ) -> None:
     """Raises ValueError where the engine's layer is not the service's. top_k None: not known; activations: names that
-    the service may have for the engine's."""
+    the service may have for the engine's; limit: of the activation, None: not known, as with a service of an older
+    version."""
+    told = limit is not None and there.limit is not None
     for what, ours, theirs in (
         ("experts", experts, there.experts),
         ("hidden size", hidden, there.hidden),
         ("inner size", inner, there.inner),
         ("top-k", top_k or there.top_k, there.top_k),
         ("activation", there.activation if there.activation in activations else activations, there.activation),
+        ("the activation's limit", ctypes.c_float(limit).value if told else None, there.limit if told else None),
     ):
         if ours != theirs:
             raise ValueError(

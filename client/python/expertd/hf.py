@@ -194,7 +194,10 @@ class _Layer(Shared):
         self.name = type(module).__name__
         self.experts, self.hidden, self.inner = kind.shape(module)
         self.options = kind.options(module)
-        self.formula = _formula_of(kind.activation(module), module)
+        activation = kind.activation(module)
+        self.formula, self.numbers = _formula_of(activation, module), _numbers_of(module)
+        with torch.device("cpu"), torch.no_grad():
+            self.wide = activation(*_wide())
         self.service: Optional[Service] = None
         self.number = -1
         self.key = next(_keys)
@@ -256,21 +259,30 @@ def _strip(module: Any, kind: _Kind, layer: _Layer) -> None:
 # ---- what both sides must agree on ----
 
 
-def _numbers_of(module: Any) -> Tuple[float, float]:
-    """alpha and limit of the activation, under the names that transformers has for them."""
-    alpha = getattr(module, "alpha", getattr(module, "swiglu_alpha", None))
+def _numbers_of(module: Any) -> Tuple[float, float, float]:
+    """alpha, beta and limit of the activation, under the names that transformers has for them."""
+    config = getattr(module, "config", None)
+    situ = getattr(config, "mlp_gate_softcap", None), getattr(config, "mlp_up_softcap", None)
+    alpha, beta = situ if all(situ) else (getattr(module, "alpha", getattr(module, "swiglu_alpha", None)), None)
     limit = getattr(module, "limit", getattr(module, "swiglu_limit", None))
-    return 1.702 if alpha is None else alpha, float("inf") if limit is None else limit
+    return 1.702 if alpha is None else alpha, 1.0 if beta is None else beta, float("inf") if limit is None else limit
 
 
-def _formulas(gate: Any, up: Any, alpha: float, limit: float, config: Any) -> Dict[str, Any]:
+def _wide() -> Tuple[Any, Any]:
+    """(gate, up) of every size, which show what a limit cuts off."""
+    sizes = 2.0 ** torch.arange(-2, 11, dtype=torch.float32)
+    values = torch.cat((-sizes, sizes))
+    return values.repeat(len(values)), values.repeat_interleave(len(values))
+
+
+def _formulas(gate: Any, up: Any, alpha: float, beta: float, limit: float) -> Dict[str, Any]:
     """h of each activation that a service names."""
     low, near = gate.clamp(max=limit), up.clamp(-limit, limit)
     found = {
         "silu": F.silu(gate) * up,
         "gelu": F.gelu(gate) * up,
         "gelu_tanh": F.gelu(gate, approximate="tanh") * up,
-        "swiglu_oai": low * torch.sigmoid(alpha * low) * (near + 1),
+        "swiglu_oai": low * torch.sigmoid(alpha * low) * (near + beta),
         "swiglu_limit": F.silu(low) * near,
         "swiglu_step": F.silu(gate).clamp(max=limit) * near,
         "silu_no_gate": F.silu(up),
@@ -279,9 +291,8 @@ def _formulas(gate: Any, up: Any, alpha: float, limit: float, config: Any) -> Di
         "relu_no_gate": F.relu(up),
         "relu2_no_gate": F.relu(up).square(),
     }
-    a, b = getattr(config, "mlp_gate_softcap", None), getattr(config, "mlp_up_softcap", None)
-    if a and b:
-        found["situ"] = a * torch.tanh(gate / a) * torch.sigmoid(gate) * (b * torch.tanh(up / b))
+    if alpha and beta:
+        found["situ"] = alpha * torch.tanh(gate / alpha) * torch.sigmoid(gate) * (beta * torch.tanh(up / beta))
     return found
 
 
@@ -290,10 +301,25 @@ def _formula_of(activation: Callable[[Any, Any], Any], module: Any) -> List[str]
     with torch.device("cpu"), torch.no_grad():
         gate, up = torch.linspace(-6, 6, 31), torch.linspace(5, -4, 31)
         h = activation(gate, up)
-        alpha, limit = _numbers_of(module)
-        known = _formulas(gate, up, alpha, limit, getattr(module, "config", None))
+        numbers = _numbers_of(module)
+        known = _formulas(gate, up, *numbers)
         same = [name for name, values in known.items() if torch.allclose(h, values, rtol=1e-4, atol=1e-4)]
-        return [name for name in same if name != "swiglu_limit" or limit < float("inf")]
+        return [name for name in same if name != "swiglu_limit" or numbers[2] < float("inf")]
+
+
+def _check_numbers(path: str, served: _client.Model, there: _client.Layer, layer: _Layer) -> None:
+    """By what the activation gives: transformers has several names for its numbers."""
+    if there.alpha is None or there.beta is None or there.limit is None:
+        return  # of an older version
+    with torch.device("cpu"), torch.no_grad():
+        h = _formulas(*_wide(), there.alpha, there.beta, there.limit or float("inf"))[there.activation]
+        if torch.allclose(layer.wide, h, rtol=1e-3, atol=1e-2):
+            return
+    ours = "alpha {:g}, beta {:g}, limit {:g}".format(*layer.numbers)
+    raise ValueError(
+        f"{path} (layer {there.layer}): {there.activation} has {ours}, in model {served.name!r} of the service alpha "
+        f"{there.alpha:g}, beta {there.beta:g}, limit {there.limit or float('inf'):g}: allowed are the same; is it another model?"
+    )
 
 
 def _top_k_of(model: Any, path: str, module: Any) -> Optional[int]:
@@ -340,6 +366,7 @@ def _check(model: Any, served: _client.Model, found: List[Tuple[str, Any, _Layer
     for path, module, layer in found:
         there, top_k = by_number[numbers[path]], _top_k_of(model, path, module)
         check_layer(path, served, there, layer.experts, layer.hidden, layer.inner, top_k, layer.formula)
+        _check_numbers(path, served, there, layer)
 
 
 def layers_of(model: Any) -> List[_Layer]:

@@ -81,7 +81,7 @@ class _Method(FusedMoEMethodBase):
         self.experts = Layer(
             layer_name, int(found.group()) if found else None, moe.num_logical_experts, moe.hidden_dim,
             moe.intermediate_size, moe.experts_per_token, names, layer.apply_router_weight_on_input,
-            moe.moe_parallel_config.tp_rank == 0,
+            moe.moe_parallel_config.tp_rank == 0, layer.swiglu_limit,
         )
 
     def create_weights(self, layer: RoutedExperts, *args: Any, **kwargs: Any) -> None:

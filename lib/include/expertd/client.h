@@ -117,8 +117,14 @@ typedef struct ep_layer_desc {
     uint32_t experts;
     uint32_t shared_experts;
     uint32_t top_k;
-    uint32_t copies_min; /* copies of the expert that has fewest */
-    char activation[32]; /* "silu", "swiglu_oai"...; its numbers are the model's, see version */
+    uint32_t copies_min;   /* copies of the expert that has fewest */
+    char activation[32];   /* "silu", "swiglu_oai"... */
+    uint32_t form_told;    /* 1: the next four are known; 0: they are 0, as the layer's nodes or the
+                            * coordinator are of an older version. Weights: see version */
+    uint32_t shared_inner; /* I of the shared experts together; 0 none */
+    float alpha; /* numbers of the activation, 0 where it has none: of swiglu_oai alpha, */
+    float beta;  /* beta and limit, of situ alpha and beta, of swiglu_limit and */
+    float limit; /* swiglu_step limit; a limit of 0 is none */
 } ep_layer_desc;
 
 typedef struct ep_model_desc {

@@ -6,6 +6,7 @@ node is killed in the middle.
 test_hf.py BUILD SOURCE families [DIRECTORY..]
 test_hf.py BUILD SOURCE cases
 test_hf.py BUILD SOURCE memory [LAYERS]"""
+from dataclasses import replace
 import contextlib, copy, io, json, os, re, signal, subprocess, sys, threading, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -168,9 +169,9 @@ def check_families(c):
 
 
 def model_and_service(c, directory="mixtral", **more):
-    models = write_models(c, [directory])
+    models = write_models(c, [directory, "gpt_oss"])
     folder, _, tokens, values, _ = models[directory]
-    return folder, tokens, values, Service(c, {directory: folder, "another": folder}, **more)
+    return folder, tokens, values, Service(c, {directory: folder, "another": folder, "gpt_oss": models["gpt_oss"][0]}, **more)
 
 
 def check_offload(folder, tokens, values, service):
@@ -310,6 +311,7 @@ def check_mistakes(c, folder, service):
         other = transformers.AutoModelForCausalLM.from_config(config)
         raised(ValueError, what, expertd.hf.offload, other, service.url, model_name="mixtral", progress=False)
         assert not expertd.hf.layers_of(other), "a model that is refused is changed"
+    check_numbers(c.path("gpt_oss"), service)
     raised(ValueError, "tp_plan is given", expertd.hf.from_pretrained, "/absent", service.url, model_name="mixtral", tp_plan="auto", progress=False)
     split = transformers.AutoModelForCausalLM.from_pretrained(folder)
     split.config.distributed_config = transformers.distributed.DistributedConfig(tp_size=2)
@@ -321,6 +323,24 @@ def check_mistakes(c, folder, service):
     raised(ValueError, "LlamaForCausalLM has no experts", expertd.hf.offload, dense, service.url)
     error = raised(expertd.errors.DeadlineExceeded, "waited 0.3 s", expertd.hf.from_pretrained, folder, "tcp://127.0.0.1:1", wait=0.3, progress=False)
     assert str(error).count("DEADLINE_EXCEEDED") == 1, error
+
+
+def check_numbers(folder, service):
+    """Of an activation, which no size tells; a service of an older version tells none."""
+    for key, theirs in ("swiglu_limit", 0.25), ("swiglu_alpha", 1.5):
+        other = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder, **{key: theirs}))
+        what = f"{key.partition('_')[2]} {theirs}"
+        raised(ValueError, what, expertd.hf.offload, other, service.url, model_name="gpt_oss", progress=False)
+        text = str(raised(ValueError, "alpha 1.702, beta 1, limit 0.5: allowed are the same", expertd.hf.offload, other, service.url, model_name="gpt_oss", progress=False))
+        assert "swiglu_oai has" in text and not expertd.hf.layers_of(other), text
+    other = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder, swiglu_limit=0.25))
+    client, models = expertd._client.Client, expertd._client.Client.models
+    untold = dict(alpha=None, beta=None, limit=None, shared_inner=None)
+    client.models = lambda self: [replace(m, layers=tuple(replace(l, **untold) for l in m.layers)) for m in models(self)]
+    try:
+        expertd.hf.offload(other, service.url, model_name="gpt_oss", progress=False).expertd.close()
+    finally:
+        client.models = models
 
 
 def check_wait(c, folder):

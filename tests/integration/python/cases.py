@@ -287,6 +287,7 @@ def case_tells_models_and_health(c, b):
     assert model.name == "demo" and model.is_default and model.version and [layer.layer for layer in model.layers] == list(range(len(model.layers)))
     layer = model.layers[LAYER]
     assert (layer.hidden, layer.experts, layer.top_k, layer.copies_min, layer.activation) == (HIDDEN, EXPERTS, TOP_K, 2, "silu"), layer
+    assert (layer.shared_inner, layer.alpha, layer.beta, layer.limit) == (0, 0.0, 0.0, 0.0), layer
     health = c.health()
     assert health.ready and health.epoch[1] > 0 and sorted(n.node for n in health.nodes) == ["a", "b"] and health.models == (model,)
     before = c.stats().calls

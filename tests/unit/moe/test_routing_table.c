@@ -2,6 +2,7 @@
 /* Tables: life, search, checksum, and every mistake the check names. */
 #include "moe/routing_table.h"
 
+#include <math.h>
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
@@ -244,6 +245,11 @@ Test(routing_table, names_every_mistake_of_nodes_and_models)
 
 Test(routing_table, checks_every_number_of_a_shape)
 {
+#define UNTOLD                                                                                     \
+    false, 0,                                                                                      \
+    {                                                                                              \
+        0.0f, 0.0f, 0.0f                                                                           \
+    }
     const ep_layer_shape good = {
         .layer = 3, .hidden = 8, .inner = 16, .experts = 4, .shared_experts = 1, .top_k = 2};
     cr_assert_eq(ep_layer_shape_check(&good, NULL), EP_OK);
@@ -251,16 +257,21 @@ Test(routing_table, checks_every_number_of_a_shape)
         ep_layer_shape shape;
         const char *text;
     } cases[] = {
-        {{0x80000000u, 8, 16, 4, 0, 2, EP_ACT_SILU}, "layer 2147483648: allowed 0..2147483647"},
-        {{3, 65537, 16, 4, 0, 2, EP_ACT_SILU}, "layer 3: hidden 65537: allowed 1..65536"},
-        {{3, 8, 0, 4, 0, 2, EP_ACT_SILU}, "layer 3: inner 0: allowed 1..1048576"},
-        {{3, 8, 16, 0, 0, 2, EP_ACT_SILU}, "layer 3: 0 experts: allowed 1..65535"},
-        {{3, 8, 16, 65535, 1, 2, EP_ACT_SILU},
+        {{0x80000000u, 8, 16, 4, 0, 2, EP_ACT_SILU, UNTOLD},
+         "layer 2147483648: allowed 0..2147483647"},
+        {{3, 65537, 16, 4, 0, 2, EP_ACT_SILU, UNTOLD}, "layer 3: hidden 65537: allowed 1..65536"},
+        {{3, 8, 0, 4, 0, 2, EP_ACT_SILU, UNTOLD}, "layer 3: inner 0: allowed 1..1048576"},
+        {{3, 8, 16, 0, 0, 2, EP_ACT_SILU, UNTOLD}, "layer 3: 0 experts: allowed 1..65535"},
+        {{3, 8, 16, 65535, 1, 2, EP_ACT_SILU, UNTOLD},
          "layer 3: 1 shared experts: allowed 0..0 beside 65535 routed ones"},
-        {{3, 8, 16, 4, UINT32_MAX, 2, EP_ACT_SILU},
+        {{3, 8, 16, 4, UINT32_MAX, 2, EP_ACT_SILU, UNTOLD},
          "layer 3: 4294967295 shared experts: allowed 0..65531 beside 4 routed ones"},
-        {{3, 8, 16, 4, 0, 0, EP_ACT_SILU}, "layer 3: top_k 0: allowed 1..64"},
-        {{3, 8, 16, 4, 0, 2, (ep_activation)12}, "layer 3: activation 12: allowed 0..11"},
+        {{3, 8, 16, 4, 0, 0, EP_ACT_SILU, UNTOLD}, "layer 3: top_k 0: allowed 1..64"},
+        {{3, 8, 16, 4, 0, 2, (ep_activation)12, UNTOLD}, "layer 3: activation 12: allowed 0..11"},
+        {{3, 8, 16, 4, 0, 2, EP_ACT_SILU, true, 1048577, {0.0f, 0.0f, 0.0f}},
+         "layer 3: shared inner 1048577: allowed 0..1048576"},
+        {{3, 8, 16, 4, 0, 2, EP_ACT_SITU, true, 0, {4.0f, 25.0f, NAN}},
+         "layer 3: activation with alpha 4, beta 25, limit nan: allowed are finite numbers"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ep_error error;
