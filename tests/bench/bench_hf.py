@@ -22,7 +22,7 @@ from expertd import _c
 torch.cuda.is_current_stream_capturing = lambda: False  # framework_venv.py has empty CUDA libraries, which end the program here
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-HIDDEN, INNER, EXPERTS, TOP_K, LAYERS, CONTEXT = 2048, 768, 32, 8, 2, 32
+HIDDEN, INNER, EXPERTS, TOP_K, LAYERS, CONTEXT = 2048, 768, 32, 8, 2, 8
 TOKENS = [int(t) for t in sys.argv[4:]] or [1, 8, 64, 512]
 ROUNDS, WARM_UP, SECONDS = 40, 3, 20  # of one number of tokens: as many rounds as begin in the seconds
 LANES = {"expertd": None, "expertd-tcp": "stream"}  # None: what a user of the same host gets
