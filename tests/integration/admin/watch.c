@@ -51,8 +51,8 @@ static void check_files(void)
     snprintf(path, sizeof(path), "%s/node.yaml", f.cluster.dir);
     snprintf(text, sizeof(text), "models:\n  - name: demo\n    path: %s\n", f.model_path);
     EP_TEST_CHECK(ep_test_write_file(path, text, 0600), "%s", path);
-    ADMIN_CTL(&f.cluster, 0, "can be opened: files of version ", "doctor", "--config", path, "--program",
-              ep_test_expertd, "--coordinator", coordinator);
+    ADMIN_CTL(&f.cluster, 0, "can be opened: files of version ", "doctor", "--config", path,
+              "--program", ep_test_expertd, "--coordinator", coordinator);
     snprintf(text, sizeof(text),
              "models:\n  - name: demo\n    path: %s\nweight_cache_dir: %s/none/packed\n",
              f.model_path, f.cluster.dir);

@@ -14,7 +14,8 @@ EVIL = "<img/src=x/onerror=document.title=1>"  # names have no blanks
 NODES, MANY_EXPERTS, LAYERS = 1024, 512, 61
 ELEMENTS_MAX = 2500
 NODE = {"id": int, "name": str, "url": str, "host": str, "state": str, "last_seen_ms": int, "behind_ms": int, "rows_served": int,
-        "requests_failed": int, "requests_hedged": int, "requests_refused": int, "weight_bytes": int, "experts": int, "copies_to_load": int, "copies_to_drop": int,
+        "requests_failed": int, "requests_hedged": int, "requests_refused": int, "weight_bytes": int,
+        "weight_quant_error": (float, type(None)), "weight_quant_output_error": (float, type(None)), "experts": int, "copies_to_load": int, "copies_to_drop": int,
         "devices": int, "devices_lost": int, "tls_days": (int, type(None))}
 PROBLEM = {"code": str, "is_error": bool, "ends_service": bool, "text": str, "advice": str}
 MODEL = {"name": str, "version": str, "is_default": bool, "layers": [int]}
@@ -237,7 +238,8 @@ def made_up():
     name = lambda n: EVIL if n == 77 else f"node-{n}"
     nodes = [{"id": n, "name": name(n), "url": f"tcp://10.0.{n // 256}.{n % 256}:7420", "host": "h" * 60, "state": "suspect" if n == 500 else "serving",
               "last_seen_ms": 2**63 - 1 if n == 500 else 300, "behind_ms": 0, "rows_served": 2**63 - 1 - n, "requests_failed": n, "requests_hedged": n,
-              "requests_refused": 0, "weight_bytes": n << 30, "experts": 61, "copies_to_load": n % 3, "copies_to_drop": 1, "devices": 8, "devices_lost": 1,
+              "requests_refused": 0, "weight_bytes": n << 30,
+              "weight_quant_error": None, "weight_quant_output_error": None, "experts": 61, "copies_to_load": n % 3, "copies_to_drop": 1, "devices": 8, "devices_lost": 1,
               "tls_days": (None, -1, 2**40)[n % 3]} for n in range(NODES)]
     problem = {"code": "tls-refused", "is_error": True, "ends_service": False, "text": f"node {EVIL}: {'<svg onload=document.title=1>' * 9}", "advice": "repair it"}
     status = {"software": "s", "stopping": False, "healthy": False, "answers": True, "summary": "Calls are answered, with 64 errors.", "problems": [problem] * 64,
