@@ -4,6 +4,11 @@
  * dispatch of a micro-batch comes after its combine of the layer before. Run one thing after the
  * other, or with the exchange of one micro-batch beside the experts of the other.
  *
+ * Each rank's experts run on a device of its own: the rank computes rows of small experts and then
+ * waits until GROUP_PIPELINE_DEVICE_US are over, whatever the number of rows, as where the time is
+ * that of reading weights. It is long enough that this host's own work, one core for all ranks,
+ * does not count.
+ *
  * Threads    one, and the group's that calls back.
  */
 #ifndef EP_BENCH_GROUP_PIPELINE_H
@@ -13,8 +18,9 @@
 
 #include "bench/layer_local.h"
 
-#define GROUP_PIPELINE_TOKENS 128 /* of a micro-batch */
+#define GROUP_PIPELINE_TOKENS 64 /* of a micro-batch */
 #define GROUP_PIPELINE_LAYERS 12
+#define GROUP_PIPELINE_DEVICE_US 100000 /* the experts of a layer, for one micro-batch */
 
 typedef struct group_pipeline group_pipeline;
 

@@ -5,13 +5,15 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <stdarg.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define BURST_BYTES 65536
-#define QUEUE_BYTES 262144
+#define BURST_BYTES 65536     /* at most; slow links let 2 ms of their rate through at once */
+#define BURST_BYTES_MIN 24576 /* more than a packet of the loopback */
+#define QUEUE_BYTES 1048576   /* what all ranks send to one at once */
 
 static struct {
     uint32_t hosts;
@@ -93,8 +95,9 @@ static bool shape(const char *name, const char *device, double bytes_per_s)
         run(true, "tc -n %s qdisc del dev %s root", name, device);
         return true;
     }
-    return run(false, "tc -n %s qdisc replace dev %s root tbf rate %.0fbit burst %d limit %d", name,
-               device, bytes_per_s * 8, BURST_BYTES, QUEUE_BYTES);
+    const double burst = fmin(fmax(bytes_per_s * 2e-3, BURST_BYTES_MIN), BURST_BYTES);
+    return run(false, "tc -n %s qdisc replace dev %s root tbf rate %.0fbit burst %.0f limit %d",
+               name, device, bytes_per_s * 8, burst, QUEUE_BYTES);
 }
 
 bool shaped_net_set_rate(double bytes_per_s)
