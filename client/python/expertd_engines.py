@@ -21,4 +21,4 @@ def sglang() -> None:
 
             expertd.sglang.register()
         except Exception as error:
-            raise SystemExit(f"EXPERTD_URL is set, and expertd is no plugin of this SGLang: {error!r}") from error
+            raise SystemExit(f"EXPERTD_URL is set, and expertd is no plugin of this SGLang: {error!r}: install the SGLang that the wheel's manual names, or unset EXPERTD_URL") from error

@@ -124,8 +124,8 @@ typedef struct ep_backend_ops {
     /* Starts threads or opens the device. Errors: UNAVAILABLE (no such device or library),
      * NO_MEMORY, INVALID_ARGUMENT. */
     ep_err (*open)(const ep_backend_config *config, ep_backend **out_backend, ep_error *out_error);
-    /* All jobs done (done() called; it may still be returning), all weights unloaded. Joins the
-     * threads. NULL allowed. */
+    /* All jobs done (done() called; it may still be returning), each submit returned, all weights
+     * unloaded. Joins the threads. NULL allowed. */
     void (*close)(ep_backend *backend);
     /* (NULL without devices) Threads: any. Waits for nobody. */
     void (*device_read)(ep_backend *backend, ep_backend_device *out_device);

@@ -493,8 +493,7 @@ static void link_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
         ep_buffer_unref(taken_frame);
         return;
     }
-    /* The lane asked ep_frame_read_bytes for its length, so all but its header's limit is checked.
-     */
+    /* The lane asked ep_frame_read_bytes for its length: all but its header's limit is checked. */
     EP_ASSERT(taken_frame->bytes >= EP_FRAME_FIXED_BYTES);
     const ep_frame frame = ep_frame_read(taken_frame->data);
     if (ep_frame_check_header_bytes(&frame, link->common->limits.header_bytes_max, &why) != EP_OK) {

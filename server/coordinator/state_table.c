@@ -269,6 +269,11 @@ static bool same_choices(const ep_routing_table *a, const ep_routing_table *b)
             return false;
         }
     }
+    for (uint32_t l = 0; l < a->layers_count && l < b->layers_count; l++) {
+        if (a->layers[l].shape.form_told != b->layers[l].shape.form_told) {
+            return false;
+        }
+    }
     return true;
 }
 

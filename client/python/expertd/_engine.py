@@ -51,7 +51,11 @@ def arguments() -> Dict[str, Any]:
         with open(options.pop("token_file"), encoding="utf-8") as file:
             client["token"] = file.read().strip()
     if "tls" in options:
-        client["tls"] = _client.Tls(**options.pop("tls"))
+        try:
+            client["tls"] = _client.Tls(**options.pop("tls"))
+        except TypeError as error:
+            allowed = "an object with ca_file, server_name, cert_key_file"
+            raise ValueError(f"EXPERTD_OPTIONS has a wrong tls: {error}: allowed is {allowed}") from None
     defaults = {"experts": url, "model_name": None, "version": None, "wait": 600.0, "deadline": 60.0, "client": client}
     return {**defaults, **options}
 
@@ -85,13 +89,13 @@ class Layer:
     name         in messages
     number       None: the name has none
     activations  names that the service may have for the engine's
-    limit        of the activation; None: not known
+    numbers      alpha, beta and limit of the activation, those that are known
     asks         False: this rank of tensor parallelism adds zeros, as another asks
     """
 
     def __init__(
         self, name: str, number: Optional[int], experts: int, hidden: int, inner: int, top_k: Optional[int],
-        activations: List[str], weight_on_input: bool, asks: bool, limit: Optional[float] = None,
+        activations: List[str], weight_on_input: bool, asks: bool, numbers: Dict[str, float],
     ):
         self._service, served = _ready(os.getpid())
         there = [one for one in served.layers if one.layer == number]
@@ -100,7 +104,7 @@ class Layer:
                 f"{name}: model {served.name!r} of the service at {self._service.url} has experts in layers "
                 f"{[one.layer for one in served.layers]}: is it another model?"
             )
-        check_layer(name, served, there[0], experts, hidden, inner, top_k, activations, limit)
+        check_layer(name, served, there[0], experts, hidden, inner, top_k, activations, numbers)
         self._number, self._asks = number, asks
         self._options = {"weight_on": "input"} if weight_on_input else {}
 

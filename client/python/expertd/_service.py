@@ -27,19 +27,22 @@ def check_layer(
     inner: int,
     top_k: Optional[int],
     activations: List[str],
-    limit: Optional[float] = None,
+    numbers: Optional[Dict[str, float]] = None,
 ) -> None:
     """Raises ValueError where the engine's layer is not the service's. top_k None: not known; activations: names that
-    the service may have for the engine's; limit: of the activation, None: not known, as with a service of an older
-    version."""
-    told = limit is not None and there.limit is not None
+    the service may have for the engine's; numbers: alpha, beta and limit of the activation, those that are known. A
+    service of an older version tells none."""
+    activation = there.activation
+    if activation == "swiglu_step" and there.limit == 0 and "silu" in activations:
+        activation = "silu"  # the same without a limit
+    known = [(n, ctypes.c_float(v).value, getattr(there, n)) for n, v in (numbers or {}).items()]
     for what, ours, theirs in (
         ("experts", experts, there.experts),
         ("hidden size", hidden, there.hidden),
         ("inner size", inner, there.inner),
         ("top-k", top_k or there.top_k, there.top_k),
-        ("activation", there.activation if there.activation in activations else activations, there.activation),
-        ("the activation's limit", ctypes.c_float(limit).value if told else None, there.limit if told else None),
+        ("activation", activation if activation in activations else activations, activation),
+        *((f"the activation's {n}", ours, theirs) for n, ours, theirs in known if theirs is not None),
     ):
         if ours != theirs:
             raise ValueError(
@@ -49,8 +52,9 @@ def check_layer(
 
 
 def _plain(tensor: Any) -> Any:
-    """[rows, columns] in the host's memory."""
-    return tensor.detach().resolve_neg().reshape(-1, tensor.shape[-1]).cpu().contiguous()
+    """[rows, columns] in the host's memory, of no subclass."""
+    tensor = tensor.detach().resolve_neg().reshape(-1, tensor.shape[-1]).cpu().contiguous()
+    return tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
 
 
 def _bar(progress: bool, what: str) -> Any:

@@ -172,8 +172,6 @@ def _torch_names():
 
 def _of_torch(name, array):
     """What DLPack gives, at a tenth of its time. None: not a plain tensor, of which DLPack tells what is wrong."""
-    if array.is_neg():  # DLPack gives the memory as it is
-        raise ValueError(f"{name} is a tensor whose sign torch has yet to turn: give {name}.resolve_neg()")
     dtype = _torch_names().get(array.dtype)
     if dtype is None or not array.is_cpu or array.requires_grad or not array.is_contiguous():
         return None
@@ -189,8 +187,11 @@ def _of_torch(name, array):
 def view(name, array, wanted16=None, writable=False):
     """View of an input, or with writable of an output. wanted16: what elements of uint16 are."""
     torch = sys.modules.get("torch")
-    if torch is not None and type(array) is torch.Tensor:
-        plain = _of_torch(name, array)
+    of_torch = getattr(torch, "Tensor", None)  # None too while torch is being imported
+    if of_torch is not None and isinstance(array, of_torch):
+        if array.is_neg():  # DLPack gives the memory as it is
+            raise ValueError(f"{name} is a tensor whose sign torch has yet to turn: give {name}.resolve_neg()")
+        plain = _of_torch(name, array) if type(array) is of_torch else None
         if plain is not None:
             return plain
     if isinstance(array, np.ndarray):

@@ -36,9 +36,21 @@ def _activations_of(given: Dict[str, Any]) -> List[str]:
         return [_UNGATED[name]] if name in _UNGATED else []
     if name == "silu" and alpha is not None:
         return ["swiglu_oai"]
-    if name == "silu" and (given["swiglu_limit"] is not None or clamp is not None):
+    if name == "silu" and clamp is not None:
+        return ["swiglu_step"]
+    if name == "silu" and given["swiglu_limit"] is not None:
         return ["swiglu_limit"]
     return {"silu": ["silu"], "gelu": ["gelu", "gelu_tanh"], "situ": ["situ"]}.get(name, [])
+
+
+def _numbers_of(given: Dict[str, Any]) -> Dict[str, float]:
+    """What SGLang computes with for the service's alpha, beta and limit."""
+    alpha, clamp = given["gemm1_alpha"], given["gemm1_clamp_limit"]
+    if given["activation"] == "situ":
+        beta, limit = clamp, None
+    else:
+        beta, limit = None if alpha is None else 1.0, given["swiglu_limit"] if clamp is None else clamp
+    return {name: v for name, v in (("alpha", alpha), ("beta", beta), ("limit", limit)) if v is not None}
 
 
 def _refuse(given: Dict[str, Any]) -> None:
@@ -92,7 +104,7 @@ class _Method(FusedMoEMethodBase):
         self.experts = Layer(
             given["prefix"], given["layer_id"], given["num_experts"], given["hidden_size"], given["intermediate_size"],
             given["top_k"], _activations_of(given), given["apply_router_weight_on_input"],
-            get_parallel().moe_tp_rank == 0,
+            get_parallel().moe_tp_rank == 0, _numbers_of(given),
         )
         self.factor = given["routed_scaling_factor"] if is_cuda() else None  # elsewhere the models multiply
 

@@ -10,7 +10,7 @@ are in EXPERTD_OPTIONS (expertd/_engine.py). With tensor parallelism one rank as
 from __future__ import annotations
 
 import re
-from typing import Any, Iterable, List, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from vllm.config import CUDAGraphMode, VllmConfig, get_current_vllm_config
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
@@ -33,6 +33,18 @@ _ACTIVATIONS = {  # vLLM's name: the service's
     "gelu_tanh_no_mul": "gelu_tanh_no_gate",
     "relu2_no_mul": "relu2_no_gate",
 }
+
+
+def _numbers_of(moe: Any, limit: Optional[float]) -> Dict[str, float]:
+    """What vLLM's kernels take for the service's alpha, beta and limit."""
+    alpha, beta = {
+        "swigluoai": (1.702, 1.0),
+        "swigluoai_uninterleave": (1.0 if moe.swiglu_alpha is None else moe.swiglu_alpha, moe.swiglu_beta or 0.0),
+        "situ": (moe.activation_situ_beta, moe.activation_situ_linear_beta),
+    }.get(moe.activation.value, (None, None))
+    if moe.activation.value in ("swigluoai", "swiglustep"):
+        limit = 7.0
+    return {name: v for name, v in (("alpha", alpha), ("beta", beta), ("limit", limit)) if v is not None}
 
 
 def _refuse(config: VllmConfig, layer: RoutedExperts, moe: Any) -> None:
@@ -81,7 +93,7 @@ class _Method(FusedMoEMethodBase):
         self.experts = Layer(
             layer_name, int(found.group()) if found else None, moe.num_logical_experts, moe.hidden_dim,
             moe.intermediate_size, moe.experts_per_token, names, layer.apply_router_weight_on_input,
-            moe.moe_parallel_config.tp_rank == 0, layer.swiglu_limit,
+            moe.moe_parallel_config.tp_rank == 0, _numbers_of(moe, layer.swiglu_limit),
         )
 
     def create_weights(self, layer: RoutedExperts, *args: Any, **kwargs: Any) -> None:

@@ -54,7 +54,7 @@ typedef struct ep_cpu_counts {
 
 /* Errors: NO_MEMORY. */
 ep_err ep_cpu_schedule_start(const ep_cpu_schedule_config *config, ep_cpu_schedule **out_schedule);
-/* All jobs are done. Joins the threads. NULL allowed. */
+/* All jobs are done and each submit has returned. Joins the threads. NULL allowed. */
 void ep_cpu_schedule_stop(ep_cpu_schedule *schedule);
 /* job has been checked; its weights are ep_cpu_weights. Errors: RESOURCE_EXHAUSTED. */
 ep_err ep_cpu_schedule_submit(ep_cpu_schedule *schedule, ep_job *job);

@@ -32,8 +32,11 @@ class RivalProcess:
 
     def _ask(self, **command):
         self.process.send_signal(signal.SIGCONT)
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(json.dumps(command) + "\n")
+            self.process.stdin.flush()
+        except OSError:  # it is gone; its answer says why
+            pass
         return self._answer()
 
     def run(self, tokens):
