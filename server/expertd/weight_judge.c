@@ -120,7 +120,10 @@ static double compare(const ep_expert_source *filed, const ep_expert_source *mad
         errors += error * error;
         squares += value * value;
     }
-    return squares > 0 ? sqrt(errors / squares) : 0;
+    if (!(squares > 0 && isfinite(squares))) {
+        return 0;
+    }
+    return isnan(errors) ? INFINITY : sqrt(errors / squares);
 }
 
 ep_err ep_weight_judge(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t expert,

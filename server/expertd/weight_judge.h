@@ -12,8 +12,10 @@
 
 typedef struct ep_weight_judgement {
     double weights; /* as ep_expert_data.quant_error, of these units' weights */
-    double outputs; /* root mean square of the error over that of the rows; biases of down left out
-                     */
+    /* Root mean square of the error over that of the rows; biases of down left out. 0 where the
+     * file's weights make rows of zeros or beyond f32; infinite where only those made of them do.
+     */
+    double outputs;
 } ep_weight_judgement;
 
 /* Of a checkpoint that is quantised. The same inputs for each call. Errors: those of

@@ -2,6 +2,8 @@
 /* What quantising costs results: judged on some units of an expert, as on all of them. */
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/numeric.h"
@@ -101,6 +103,47 @@ Test(weight_judge, a_small_expert_is_judged_as_a_whole)
 Test(weight_judge, some_units_stand_for_a_large_one)
 {
     expect_like_the_whole(416, false);
+}
+
+/* Gives every bf16 of the checkpoint this exponent. */
+static void set_exponents(int exponent)
+{
+    static uint8_t bytes[1 << 20];
+    char path[EP_FIXTURE_PATH_BYTES + 32];
+    uint64_t header;
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    FILE *file = fopen(path, "r+be");
+    cr_assert_not_null(file);
+    const size_t count = fread(bytes, 1, sizeof(bytes), file);
+    memcpy(&header, bytes, sizeof(header));
+    cr_assert(count < sizeof(bytes) && header < count);
+    for (size_t i = sizeof(header) + header; i + 1 < count; i += 2) {
+        uint16_t value;
+        memcpy(&value, bytes + i, sizeof(value));
+        value = (uint16_t)((value & 0x807f) | (127 + exponent) << 7);
+        memcpy(bytes + i, &value, sizeof(value));
+    }
+    rewind(file);
+    cr_assert_eq(fwrite(bytes, 1, count, file), count);
+    cr_assert_eq(fclose(file), 0);
+}
+
+Test(weight_judge, rows_beyond_f32_are_no_figure)
+{
+    const ep_fixture_config config = ep_fixture_default();
+    size_t beyond = 0;
+    ep_fixture_new(&config, dir);
+    for (int exponent = 0; exponent <= 60; exponent += 4) {
+        set_exponents(exponent);
+        ep_checkpoint *checkpoint = open_quantised("mxfp4");
+        ep_weight_judgement judgement = {.outputs = NAN};
+        ep_error error;
+        ASSERT_OK(ep_weight_judge(checkpoint, 1, 3, &judgement, &error), error);
+        cr_expect_not(isnan(judgement.outputs), "exponent %d", exponent);
+        beyond += judgement.outputs == 0;
+        ep_checkpoint_close(checkpoint);
+    }
+    cr_expect_geq(beyond, 2);
 }
 
 Test(weight_judge, an_expert_that_cannot_be_read_is_an_error)
