@@ -414,6 +414,28 @@ static ep_err read_smooth(const ep_moe_dispatch_args *args, group_view *view, ep
 }
 
 /* expand_x and what has an entry per row of it. */
+/* What says where rows came from: one of two tensors, written by a dispatch and read by a combine.
+ */
+static ep_err check_ways_back(const ep_tensor *assist, const ep_tensor *index, const char *formula,
+                              const group_view *view, ep_error *out_error)
+{
+    const ep_group_call *call = &view->call;
+    if (index->rank != 0) {
+        TRY(check_absent("assist_info_for_combine", assist, "expand_idx is given", out_error));
+        TRY(ep_tensor_check("expand_idx", index, 1, i32_types, out_error));
+        return check_room("expand_idx", index, call->tokens * call->top_k, sizeof(int32_t),
+                          "4 * BS * K", out_error);
+    }
+    if (assist->rank == 0) {
+        return BAD("assist_info_for_combine is missing: it is required without expand_idx");
+    }
+    int64_t rows = call->profile != EP_GROUP_NATIVE ? view->capacity / call->tp_world_size : 1;
+    TRY(ep_tensor_check("assist_info_for_combine", assist, 1, i32_types, out_error));
+    return check_room("assist_info_for_combine", assist,
+                      EP_GROUP_ASSIST_INTS_PER_ROW * (rows > 1 ? rows : 1), sizeof(int32_t),
+                      formula, out_error);
+}
+
 static ep_err check_row_outputs(const ep_moe_dispatch_args *args, group_view *view,
                                 ep_error *out_error)
 {
@@ -452,13 +474,9 @@ static ep_err check_row_outputs(const ep_moe_dispatch_args *args, group_view *vi
             return BAD("expert_scales is missing: it is required with expand_scales");
         }
     }
-    int64_t rows = vendor ? view->capacity / tp : 1;
-    TRY(ep_tensor_check("assist_info_for_combine", &args->assist_info_for_combine, 1, i32_types,
-                        out_error));
     snprintf(formula, sizeof(formula), "128 * max(A, 1) ints, %s", view->formula);
-    return check_room("assist_info_for_combine", &args->assist_info_for_combine,
-                      EP_GROUP_ASSIST_INTS_PER_ROW * (rows > 1 ? rows : 1), sizeof(int32_t),
-                      formula, out_error);
+    return check_ways_back(&args->assist_info_for_combine, &args->expand_idx, formula, view,
+                           out_error);
 }
 
 /*
@@ -522,6 +540,7 @@ ep_err ep_group_dispatch_view(ep_group *group, const ep_moe_dispatch_args *args,
     view->call.token_nums_type = args->expert_token_nums_type;
     view->call.has_scales = args->scales.rank != 0;
     view->call.by_host = view->call.comm == EP_GROUP_HIERARCHY;
+    view->call.by_index = args->expand_idx.rank != 0;
     view->batch.x = rows_of(&args->x);
     TRY(read_mask(&args->x_active_mask, view, out_error));
     TRY(read_expert_scales(&args->expert_scales, view, out_error));
@@ -607,12 +626,8 @@ static ep_err check_counts_in(const ep_moe_combine_args *args, const group_view 
     TRY(ep_tensor_check("ep_send_counts", &args->ep_send_counts, 1, i32_types, out_error));
     TRY(check_counts_room("ep_send_counts", &args->ep_send_counts, view,
                           args->expand_scales.rank != 0, out_error));
-    TRY(ep_tensor_check("assist_info_for_combine", &args->assist_info_for_combine, 1, i32_types,
-                        out_error));
-    int64_t rows = call->profile != EP_GROUP_NATIVE ? view->capacity / call->tp_world_size : 1;
-    TRY(check_room("assist_info_for_combine", &args->assist_info_for_combine,
-                   EP_GROUP_ASSIST_INTS_PER_ROW * (rows > 1 ? rows : 1), sizeof(int32_t),
-                   "128 * max(A, 1) ints, as the dispatch wrote it", out_error));
+    TRY(check_ways_back(&args->assist_info_for_combine, &args->expand_idx,
+                        "128 * max(A, 1) ints, as the dispatch wrote it", view, out_error));
     if (call->profile != EP_GROUP_NATIVE) {
         TRY(check_room("expand_x", &args->expand_x, view->capacity,
                        (size_t)call->hidden * ep_dtype_bytes((ep_dtype)call->dtype), view->formula,
@@ -693,6 +708,7 @@ ep_err ep_group_combine_view(ep_group *group, const ep_moe_combine_args *args,
     view->call.out_dtype = args->out_dtype;
     view->call.group_list_type = args->group_list_type;
     view->call.has_shared_x = args->shared_expert_x.rank != 0;
+    view->call.by_index = args->expand_idx.rank != 0;
     TRY(check_absent("activation_scale", &args->activation_scale, "the vendor keeps it for later",
                      out_error));
     TRY(check_absent("weight_scale", &args->weight_scale, "the vendor keeps it for later",

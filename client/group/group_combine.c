@@ -30,7 +30,7 @@ typedef struct combine_work {
     size_t element;
     size_t wire_row_bytes; /* quantised or not */
     bool quantise;
-    ep_group_assist assist;
+    uint32_t expert_rows;  /* that came here, as ep_send_counts say */
     const uint8_t *expand; /* rows to send back; stride below */
     int64_t expand_stride;
     ep_buffer *summed; /* with TP: expand is in here */
@@ -43,6 +43,8 @@ typedef struct combine_work {
     float *sum;        /* [H] like the next two, with norm */
     float *residual;
     float *gamma;
+    uint32_t *offsets; /* [buckets+1] like the next of ep_group_sort, with expand_idx */
+    uint32_t *order;   /* [T * slots] */
 } combine_work;
 
 /* ---- workspace ---- */
@@ -54,6 +56,8 @@ typedef struct workspace_parts {
     size_t sum;
     size_t residual;
     size_t gamma;
+    size_t offsets;
+    size_t order;
     size_t bytes;
 } workspace_parts;
 
@@ -72,7 +76,13 @@ static workspace_parts parts_of(const group_view *view)
     parts.sum = parts.restored + (quantise ? ep_align_up(slots * hidden * element, 64) : 0);
     parts.residual = parts.sum + (norm ? line : 0);
     parts.gamma = parts.residual + (norm ? line : 0);
-    parts.bytes = parts.gamma + (norm ? line : 0);
+    parts.offsets = parts.gamma + (norm ? line : 0);
+    parts.order = parts.offsets;
+    parts.bytes = parts.offsets;
+    if (view->call.by_index != 0) {
+        parts.order += ep_align_up(4 * ((size_t)ep_group_buckets(&view->layout) + 1), 64);
+        parts.bytes = parts.order + ep_align_up(4 * view->batch.tokens * slots, 64);
+    }
     return parts;
 }
 
@@ -98,7 +108,7 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
                               ep_group_plan **out_plan, ep_error *out_error)
 {
     group_view view;
-    char formula[200];
+    char formula[300];
     ep_moe_combine_args host;
     ep_moe_add_rms_norm host_norm;
     ep_group_stage stage = {.device = {.memory = NULL}};
@@ -110,7 +120,9 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
         snprintf(formula, sizeof(formula),
                  "8 * BS * (K + shared_expert_num) + scratch of H (5 rows f32; with "
                  "comm_quant_mode 2: 1 f32 + K + S "
-                 "rows more; with norm: 3 f32 more), BS %" PRIu32 ", H %" PRIu32 ", each to 64",
+                 "rows more; with norm: 3 f32 more; with expand_idx: 4 * (shared_expert_rank_num + "
+                 "moe_expert_num + 1) and 4 * BS * (K + S) more), BS %" PRIu32 ", H %" PRIu32
+                 ", each to 64",
                  view.batch.tokens, view.batch.hidden);
         size_t bytes = parts_of(&view).bytes;
         err = ep_group_plan_create(group, &view, bytes, formula, sizeof(combine_work), &stage,
@@ -126,21 +138,10 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
 
 /* ---- what the dispatch left ---- */
 
-static ep_err open_assist(combine_work *w, group_view *view, ep_error *out_error)
+static ep_err read_counts(combine_work *w, const group_view *view, ep_error *out_error)
 {
     const int32_t *prefix = w->args->ep_send_counts.data;
     size_t counts = (size_t)view->layout.ranks * view->local_experts;
-    ep_group_assist expected = {
-        .membership = w->op->group->membership,
-        .ids_digest = ep_group_ids_digest(&view->batch),
-        .counts_digest = ep_group_counts_digest(prefix, counts * (size_t)view->call.tp_world_size)};
-    ep_err err = ep_group_assist_open(w->args->assist_info_for_combine.data,
-                                      (size_t)w->args->assist_info_for_combine.shape[0], &expected,
-                                      &w->assist, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    view->call.dispatch_number = (int64_t)w->assist.number;
     int32_t last = 0;
     for (size_t i = 0; i < counts; i++) {
         if (prefix[i] < last) {
@@ -163,7 +164,8 @@ static ep_err open_assist(combine_work *w, group_view *view, ep_error *out_error
         }
         needs += tp[1 - view->call.tp_rank];
     }
-    if ((uint32_t)last != w->assist.rows || needs > view->expand_rows) {
+    w->expert_rows = (uint32_t)last;
+    if (needs > view->expand_rows) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "expand_x has %" PRId64 " rows (%" PRId64 " bytes): needs %" PRId64
                             ", %" PRId64 " bytes = rows received * H * element",
@@ -181,6 +183,57 @@ static void run_of(const combine_work *w, uint32_t expert, uint32_t member, uint
     size_t i = (size_t)expert * w->view->layout.ranks + member;
     *out_begin = i == 0 ? 0 : (uint32_t)prefix[i - 1];
     *out_end = (uint32_t)prefix[i];
+}
+
+static ep_err open_assist(combine_work *w, group_view *view, ep_error *out_error)
+{
+    size_t counts = (size_t)view->layout.ranks * view->local_experts;
+    ep_group_assist assist;
+    ep_group_assist expected = {
+        .membership = w->op->group->membership,
+        .ids_digest = ep_group_ids_digest(&view->batch),
+        .counts_digest = ep_group_counts_digest(w->args->ep_send_counts.data,
+                                                counts * (size_t)view->call.tp_world_size)};
+    ep_err err = ep_group_assist_open(w->args->assist_info_for_combine.data,
+                                      (size_t)w->args->assist_info_for_combine.shape[0], &expected,
+                                      &assist, out_error);
+    if (err == EP_OK) {
+        view->call.dispatch_number = (int64_t)assist.number;
+        err = read_counts(w, view, out_error);
+    }
+    return err != EP_OK || w->expert_rows == assist.rows
+               ? err
+               : ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                              "ep_send_counts has %" PRIu32 " rows: allowed %" PRIu32
+                              ", as assist_info_for_combine says",
+                              w->expert_rows, assist.rows);
+}
+
+/* expand_idx is what expert_ids make it, or it is another batch's. */
+static ep_err open_index(combine_work *w, group_view *view, ep_error *out_error)
+{
+    view->call.dispatch_number = EP_GROUP_BY_INDEX;
+    ep_group_sort(&view->batch, &view->shape, &view->layout, w->op->own, w->offsets, w->order);
+    ep_err err = ep_group_check_index(&view->batch, &view->layout, w->slots_per_token, w->offsets,
+                                      w->order, w->args->expand_idx.data, out_error);
+    if (err == EP_OK) {
+        err = read_counts(w, view, out_error);
+    }
+    uint32_t first = ep_group_first_bucket(&view->layout, w->op->own);
+    for (uint32_t e = 0; e < view->local_experts && err == EP_OK; e++) {
+        uint32_t begin;
+        uint32_t end;
+        uint32_t sent = w->offsets[first + e + 1] - w->offsets[first + e];
+        run_of(w, e, w->op->own, &begin, &end);
+        if (end - begin != sent) {
+            err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                               "ep_send_counts has %" PRIu32
+                               " rows of this rank for its local expert %" PRIu32
+                               ", expert_ids have %" PRIu32 ": allowed those of one dispatch",
+                               end - begin, e, sent);
+        }
+    }
+    return err;
 }
 
 static uint32_t rows_for(const combine_work *w, uint32_t member)
@@ -217,7 +270,7 @@ static ep_err tp_send(const combine_work *w, group_op *tp, ep_error *out_error)
     memset(body, 0, 64);
     memcpy(body, &theirs, sizeof(theirs));
     for (uint32_t i = 0; i < theirs; i++) {
-        memcpy(body + 64 + i * row_bytes, row_back(w, w->assist.rows + i), row_bytes);
+        memcpy(body + 64 + i * row_bytes, row_back(w, w->expert_rows + i), row_bytes);
     }
     return ep_group_op_send(tp, out_error);
 }
@@ -227,7 +280,7 @@ static EP_FLOAT_WORK void add_rows(const combine_work *w, const uint8_t *partner
 {
     float *a = w->scratch;
     float *b = w->scratch + w->view->batch.hidden;
-    for (uint32_t i = 0; i < w->assist.rows; i++) {
+    for (uint32_t i = 0; i < w->expert_rows; i++) {
         ep_row_widen(row_back(w, i), w->view->batch.wire_dtype, w->view->batch.hidden, a);
         ep_row_widen(partner + i * row_bytes, w->view->batch.wire_dtype, w->view->batch.hidden, b);
         for (uint32_t h = 0; h < w->view->batch.hidden; h++) {
@@ -243,17 +296,17 @@ static ep_err tp_add(combine_work *w, group_op *tp, ep_error *out_error)
     size_t row_bytes = w->view->batch.hidden * w->element;
     size_t bytes;
     const uint8_t *body = ep_group_op_received(tp, 1 - tp->own, &bytes);
-    if (bytes != 64 + w->assist.rows * row_bytes) {
+    if (bytes != 64 + w->expert_rows * row_bytes) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "the TP partner sent %zu bytes of rows, %zu were dispatched here: "
                             "expand_x or tp_send_counts of the two ranks do "
                             "not belong to one dispatch",
-                            bytes < 64 ? 0 : bytes - 64, w->assist.rows * row_bytes);
+                            bytes < 64 ? 0 : bytes - 64, w->expert_rows * row_bytes);
     }
-    ep_err err = ep_buffer_acquire(w->op->group->pool, w->assist.rows * row_bytes + 1, &w->summed);
+    ep_err err = ep_buffer_acquire(w->op->group->pool, w->expert_rows * row_bytes + 1, &w->summed);
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "no memory for the sums of %" PRIu32 " rows",
-                            w->assist.rows);
+                            w->expert_rows);
     }
     const ep_float_env env = ep_float_env_begin();
     add_rows(w, body + 64, row_bytes);
@@ -280,10 +333,20 @@ static void put_row(const combine_work *w, uint32_t row, uint8_t *out)
     ep_float_env_end(env);
 }
 
+/* What goes with a row: token and slot it is for. With expand_idx only the rank that it goes to
+ * knows them, from the row's number in its run and the run's local expert. */
+static void name_row(const combine_work *w, uint32_t row, uint32_t number, uint32_t expert,
+                     uint32_t *out_token, uint32_t *out_slot)
+{
+    const int32_t *triples = w->args->assist_info_for_combine.data;
+    bool by_index = w->view->call.by_index != 0;
+    *out_token = by_index ? number : (uint32_t)triples[3 * (size_t)row + 1];
+    *out_slot = by_index ? expert : (uint32_t)triples[3 * (size_t)row + 2];
+}
+
 static ep_err fill_frame(const combine_work *w, uint32_t member, ep_error *out_error)
 {
     uint32_t rows = rows_for(w, member);
-    const int32_t *triples = w->args->assist_info_for_combine.data;
     ep_group_combine_parts parts = ep_group_combine_parts_of(rows, w->wire_row_bytes);
     uint8_t *body;
     ep_err err = ep_group_op_body(w->op, member, parts.bytes, rows, &body, out_error);
@@ -301,8 +364,7 @@ static ep_err fill_frame(const combine_work *w, uint32_t member, ep_error *out_e
         uint32_t end;
         run_of(w, e, member, &begin, &end);
         for (uint32_t row = begin; row < end; row++, done++) {
-            tokens[done] = (uint32_t)triples[3 * (size_t)row + 1];
-            slots[done] = (uint32_t)triples[3 * (size_t)row + 2];
+            name_row(w, row, row - begin, e, &tokens[done], &slots[done]);
             put_row(w, row, body + parts.rows + (size_t)done * w->wire_row_bytes);
         }
     }
@@ -324,10 +386,35 @@ static ep_err send_rows(const combine_work *w, ep_error *out_error)
 
 /* ---- receiving ---- */
 
+/* From a row's number and local expert to its token and slot; false: the batch sent no such. */
+static bool find_slot(const combine_work *w, uint32_t member, uint32_t *inout_token,
+                      uint32_t *inout_slot)
+{
+    const ep_group_layout *layout = &w->view->layout;
+    if (*inout_slot >= ep_group_local_experts(layout, member)) {
+        return false;
+    }
+    const uint32_t *run = w->offsets + ep_group_first_bucket(layout, member) + *inout_slot;
+    if (*inout_token >= run[1] - run[0]) {
+        return false;
+    }
+    uint32_t number = w->order[run[0] + *inout_token];
+    *inout_token = number / w->slots_per_token;
+    *inout_slot = number % w->slots_per_token;
+    return true;
+}
+
 static ep_err place(const combine_work *w, uint32_t member, uint32_t token, uint32_t slot,
                     const void *row, ep_error *out_error)
 {
     const group_view *view = w->view;
+    if (view->call.by_index != 0 && !find_slot(w, member, &token, &slot)) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "rank %" PRIu32 " sent row %" PRIu32 " of its local expert %" PRIu32
+                            ", more than expert_ids sent there: its ep_send_counts and these "
+                            "expert_ids are not of one dispatch",
+                            view->members[member], token, slot);
+    }
     bool good = token < view->batch.tokens && slot < w->slots_per_token &&
                 w->rows[(size_t)token * w->slots_per_token + slot] == NULL &&
                 ep_group_slot_is_from(&view->batch, &view->shape, &view->layout, w->op->own, token,
@@ -344,7 +431,6 @@ static ep_err place(const combine_work *w, uint32_t member, uint32_t token, uint
 
 static ep_err place_own(combine_work *w, ep_error *out_error)
 {
-    const int32_t *triples = w->args->assist_info_for_combine.data;
     uint32_t rows = rows_for(w, w->op->own);
     uint32_t done = 0;
     if (w->quantise) {
@@ -363,8 +449,10 @@ static ep_err place_own(combine_work *w, ep_error *out_error)
                 put_row(w, row, w->own->data + (size_t)done * w->wire_row_bytes);
                 at = w->own->data + (size_t)done * w->wire_row_bytes;
             }
-            ep_err err = place(w, w->op->own, (uint32_t)triples[3 * (size_t)row + 1],
-                               (uint32_t)triples[3 * (size_t)row + 2], at, out_error);
+            uint32_t token;
+            uint32_t slot;
+            name_row(w, row, row - begin, e, &token, &slot);
+            ep_err err = place(w, w->op->own, token, slot, at, out_error);
             if (err != EP_OK) {
                 return err;
             }
@@ -415,9 +503,13 @@ static ep_err check_complete(const combine_work *w, ep_error *out_error)
             ep_slot_kind kind = ep_batch_slot(&view->batch, &view->shape, t, k, &expert);
             if ((kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) &&
                 w->rows[(size_t)t * w->slots_per_token + k] == NULL) {
-                return ep_error_set(out_error, EP_ERR_PROTOCOL,
-                                    "no rank sent the row of token %" PRIu32 ", slot %" PRIu32, t,
-                                    k);
+                bool by_index = view->call.by_index != 0;
+                return ep_error_set(out_error, by_index ? EP_ERR_INVALID_ARGUMENT : EP_ERR_PROTOCOL,
+                                    "no rank sent the row of token %" PRIu32 ", slot %" PRIu32 "%s",
+                                    t, k,
+                                    by_index ? ": its ep_send_counts and these expert_ids are not "
+                                               "of one dispatch"
+                                             : "");
             }
         }
     }
@@ -534,7 +626,8 @@ static ep_err start(ep_group_plan *plan, ep_error *out_error)
         err = ep_batch_check_x(&view->batch, out_error);
     }
     if (err == EP_OK) {
-        err = open_assist(w, view, out_error);
+        err = view->call.by_index != 0 ? open_index(w, view, out_error)
+                                       : open_assist(w, view, out_error);
     }
     if (err != EP_OK) {
         return err;
@@ -614,7 +707,9 @@ static void set_work(ep_group_plan *plan, const ep_moe_combine_args *args,
                         .restored = base + parts.restored,
                         .sum = (float *)(void *)(base + parts.sum),
                         .residual = (float *)(void *)(base + parts.residual),
-                        .gamma = (float *)(void *)(base + parts.gamma)};
+                        .gamma = (float *)(void *)(base + parts.gamma),
+                        .offsets = (uint32_t *)(void *)(base + parts.offsets),
+                        .order = (uint32_t *)(void *)(base + parts.order)};
     if (norm != NULL) {
         w->host_norm = *norm;
     }

@@ -264,7 +264,7 @@ static ep_err check_rooms(const dispatch_work *w, int64_t rows_with_tp, ep_error
         err = check_room_for("expand_scales", args->expand_scales.shape[0], w->rows, 4,
                              "4 * rows received", formula, out_error);
     }
-    if (err == EP_OK) {
+    if (err == EP_OK && w->view->call.by_index == 0) {
         err = check_room_for("assist_info_for_combine", args->assist_info_for_combine.shape[0],
                              3 * (int64_t)w->rows + EP_GROUP_ASSIST_TAIL_INTS, 4,
                              "4 * (3 * rows received + 16)", formula, out_error);
@@ -280,6 +280,9 @@ static uint8_t *expand_row(const dispatch_work *w, size_t row)
 static void write_triple(const dispatch_work *w, size_t row, uint32_t member, uint32_t token,
                          uint32_t slot)
 {
+    if (w->view->call.by_index != 0) {
+        return;
+    }
     int32_t *triple = (int32_t *)w->args->assist_info_for_combine.data + 3 * row;
     triple[0] = (int32_t)member;
     triple[1] = (int32_t)token;
@@ -541,7 +544,12 @@ static ep_err place(ep_group_plan *plan, ep_error *out_error)
                                            : receive_rows(w, out_error);
     if (err == EP_OK) {
         write_token_nums(w);
-        seal(w);
+        if (w->view->call.by_index != 0) {
+            ep_group_write_index(&w->view->batch, &w->view->layout, w->packer.slots_per_token,
+                                 w->offsets, w->order, w->args->expand_idx.data);
+        } else {
+            seal(w);
+        }
     }
     return err;
 }

@@ -18,7 +18,8 @@ typedef enum field_kind {
     DTYPE,
     GIVEN,
     FLOAT_BITS,
-    DIGEST
+    DIGEST,
+    ASSIST
 } field_kind;
 
 typedef struct field {
@@ -62,7 +63,7 @@ static const field fields[] = {
     F(has_expert_scales, "expert_scales", GIVEN),
     F(has_shared_x, "shared_expert_x", GIVEN),
     F(norm_eps_bits, "norm eps", FLOAT_BITS),
-    F(dispatch_number, "assist_info_for_combine (number of its dispatch)", NUMBER),
+    F(dispatch_number, "assist_info_for_combine (number of its dispatch)", ASSIST),
     F(tokens, "BS", NUMBER),
     F(has_inactive, "x_active_mask with inactive entries", GIVEN),
 };
@@ -132,6 +133,12 @@ void ep_group_call_field_text(uint32_t i, int64_t value, char *out, size_t bytes
     case DIGEST:
         snprintf(out, bytes, "%016" PRIx64 "%s", (uint64_t)value, value == 0 ? " (all ranks)" : "");
         break;
+    case ASSIST:
+        if (value == EP_GROUP_BY_INDEX) {
+            snprintf(out, bytes, "absent (expand_idx)");
+            break;
+        }
+        /* fall through */
     case NUMBER:
         snprintf(out, bytes, "%" PRId64, value);
         break;
@@ -318,11 +325,12 @@ ep_err ep_group_call_check_plan(const ep_group_call *planned, const ep_group_cal
                                 fields[i].name, is_text, was_text);
         }
     }
-    if (planned->mask != call->mask || planned->has_performance != call->has_performance ||
-        planned->tp_rank != call->tp_rank) {
-        const char *what = planned->mask != call->mask                         ? "x_active_mask"
-                           : planned->has_performance != call->has_performance ? "performance_info"
-                                                                               : "tp_rank_id";
+    const char *what = planned->mask != call->mask                         ? "x_active_mask"
+                       : planned->has_performance != call->has_performance ? "performance_info"
+                       : planned->tp_rank != call->tp_rank                 ? "tp_rank_id"
+                       : planned->by_index != call->by_index               ? "expand_idx"
+                                                                           : NULL;
+    if (what != NULL) {
         return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
                             "stale plan: %s is not what the plan was prepared for; prepare again",
                             what);

@@ -69,8 +69,10 @@ typedef struct ep_group_call {
     int64_t has_scales; /* smooth scales */
     int64_t has_expert_scales;
     int64_t has_shared_x;
-    int64_t norm_eps_bits;   /* the float's bits */
-    int64_t dispatch_number; /* combine: which dispatch wrote assist_info_for_combine */
+    int64_t norm_eps_bits; /* the float's bits */
+    /* combine: which dispatch wrote assist_info_for_combine; EP_GROUP_BY_INDEX: expand_idx instead,
+     * so that frames say (index, local expert) for each row */
+    int64_t dispatch_number;
     /* ---- each rank's own ---- */
     int64_t tokens;       /* T */
     int64_t has_inactive; /* a mask makes some token or slot inactive; known when the call runs */
@@ -82,12 +84,15 @@ typedef struct ep_group_call {
     int64_t has_performance;
     int64_t has_elastic;
     int64_t comm_given; /* ep_group_comm_name: how comm_alg was spelled */
+    int64_t by_index;   /* expand_idx instead of assist_info_for_combine */
     /* routed experts that elastic_info took away; their ids stay between the others and the special
      * experts' */
     int64_t gone_experts;
     /* rows for other hosts go there in one frame, to a gateway: a dispatch with hierarchy */
     int64_t by_host;
 } ep_group_call;
+
+#define EP_GROUP_BY_INDEX (-1)
 
 /* Fields that travel: those above the second line. */
 #define EP_GROUP_CALL_COMPARED 31

@@ -4,7 +4,8 @@
  *
  * Source of a2 and a3: what the vendor documents for torch_npu.npu_moe_distribute_dispatch_v2 and
  * combine_v2 (op-plugin, August 2026), and where that is silent, for aclnnMoeDistributeDispatchV4
- * and CombineV4, which these call. A rule that a later release dropped is not held.
+ * and CombineV4, which these call. A rule that a later release dropped is not held. With
+ * expand_idx: npu_moe_distribute_dispatch and combine, whose ranges are narrower.
  */
 #include "group/group_profile.h"
 
@@ -185,22 +186,86 @@ static ep_err check_vendor_hierarchy(const ep_group_call *call, ep_error *out_er
     return present("expert_scales", call->has_expert_scales, "comm_alg hierarchy", out_error);
 }
 
+static bool is_one_of(int64_t value, const int64_t *values, size_t count)
+{
+    while (count > 0 && values[count - 1] != value) {
+        count--;
+    }
+    return count > 0;
+}
+
+/* ---- with expand_idx: what the operators without _v2 allow less than those with ---- */
+
+static ep_err check_index_world(const ep_group_call *call, ep_error *out_error)
+{
+    static const int64_t a2[] = {16, 32, 64};
+    static const int64_t a3[] = {8, 16, 32, 64, 128, 144, 256, 288};
+    bool is_a2 = call->profile == EP_GROUP_A2;
+    return (is_a2 ? is_one_of(call->world_size, a2, EP_ARRAY_COUNT(a2))
+                  : is_one_of(call->world_size, a3, EP_ARRAY_COUNT(a3)))
+               ? EP_OK
+               : BAD("ep_world_size is %" PRId64 ": allowed %s, with expand_idx)", call->world_size,
+                     is_a2 ? "16, 32, 64 (profile a2"
+                           : "8, 16, 32, 64, 128, 144, 256, 288 (profile a3");
+}
+
+static ep_err check_index_a3(const ep_group_call *call, ep_error *out_error)
+{
+    if (call->comm_given != EP_GROUP_NAMED_NOTHING) {
+        return BAD("comm_alg is %s: allowed \"\" (profile a3 with expand_idx)",
+                   ep_group_comm_spelled(call->comm_given));
+    }
+    TRY(range("H", call->hidden, 7168, 7168, " (profile a3 with expand_idx)", out_error));
+    TRY(range("K", call->top_k, 1, 8, " (profile a3 with expand_idx)", out_error));
+    TRY(range("shared_expert_num", call->shared_rows, 0, 1, " (with expand_idx)", out_error));
+    return call->shared_ranks == 0 || call->world_size % call->shared_ranks == 0
+               ? EP_OK
+               : BAD("shared_expert_rank_num is %" PRId64
+                     ": allowed divisors of ep_world_size %" PRId64 " (with expand_idx)",
+                     call->shared_ranks, call->world_size);
+}
+
+static ep_err check_index_a2(const ep_group_call *call, ep_error *out_error)
+{
+    if (call->comm != EP_GROUP_HIERARCHY) {
+        return range("experts per rank", most_local_experts(call), 1, 24,
+                     " (moe_expert_num / ep_world_size; profile a2 with expand_idx)", out_error);
+    }
+    TRY(range("H", call->hidden, 1, 7168, " (profile a2 with expand_idx)", out_error));
+    return range("BS", call->tokens, 1, 256, " (profile a2 with expand_idx)", out_error);
+}
+
+static ep_err check_index(const ep_group_call *call, ep_error *out_error)
+{
+    static const char why[] = "expand_idx is given";
+    if (call->operator== EP_GROUP_COMBINE_NORM) {
+        return absent("expand_idx", 1, "the vendor has no ep_moe_combine_add_rms_norm with it",
+                      out_error);
+    }
+    TRY(check_index_world(call, out_error));
+    TRY(range("moe_expert_num", call->moe_experts, 1, 512, " (with expand_idx)", out_error));
+    TRY(only_zero("zero_expert_num", call->zero_experts, why, out_error));
+    TRY(only_zero("copy_expert_num", call->copy_experts, why, out_error));
+    TRY(only_zero("const_expert_num", call->const_experts, why, out_error));
+    TRY(absent("x_active_mask", call->mask, why, out_error));
+    TRY(absent("performance_info", call->has_performance, why, out_error));
+    TRY(absent("shared_expert_x", call->has_shared_x, why, out_error));
+    return call->profile == EP_GROUP_A2 ? check_index_a2(call, out_error)
+                                        : check_index_a3(call, out_error);
+}
+
 /* ---- a2 ---- */
 
 static ep_err check_a2_world(const ep_group_call *call, bool hierarchy, ep_error *out_error)
 {
     static const int64_t meshed[] = {2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 192, 256, 384};
     static const int64_t by_server[] = {16, 32, 64};
-    const int64_t *sizes = hierarchy ? by_server : meshed;
-    size_t count = hierarchy ? EP_ARRAY_COUNT(by_server) : EP_ARRAY_COUNT(meshed);
-    for (size_t i = 0; i < count; i++) {
-        if (call->world_size == sizes[i]) {
-            return EP_OK;
-        }
-    }
-    return BAD("ep_world_size is %" PRId64 ": allowed %s (profile a2)", call->world_size,
-               hierarchy ? "16, 32, 64 (2, 4, 8 servers; comm_alg hierarchy)"
-                         : "2..8, 16, 32, 64, 128, 192, 256, 384");
+    return (hierarchy ? is_one_of(call->world_size, by_server, EP_ARRAY_COUNT(by_server))
+                      : is_one_of(call->world_size, meshed, EP_ARRAY_COUNT(meshed)))
+               ? EP_OK
+               : BAD("ep_world_size is %" PRId64 ": allowed %s (profile a2)", call->world_size,
+                     hierarchy ? "16, 32, 64 (2, 4, 8 servers; comm_alg hierarchy)"
+                               : "2..8, 16, 32, 64, 128, 192, 256, 384");
 }
 
 static ep_err check_a2(const ep_group_call *call, ep_error *out_error)
@@ -322,5 +387,8 @@ ep_err ep_group_profile_check(const ep_group_call *call, ep_error *out_error)
         return EP_OK;
     }
     TRY(check_vendor(call, out_error));
+    if (call->by_index != 0) {
+        TRY(check_index(call, out_error));
+    }
     return call->profile == EP_GROUP_A2 ? check_a2(call, out_error) : check_a3(call, out_error);
 }

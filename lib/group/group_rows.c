@@ -178,6 +178,45 @@ void ep_group_sort(const ep_batch *batch, const ep_layer_shape *shape,
     }
 }
 
+/* ---- expand_idx ---- */
+
+/* Where a sorted slot has its entry; shared experts' slots have none. */
+static size_t index_at(const ep_batch *batch, uint32_t slots_per_token, uint32_t number)
+{
+    return (size_t)(number / slots_per_token) * batch->top_k + number % slots_per_token;
+}
+
+void ep_group_write_index(const ep_batch *batch, const ep_group_layout *layout,
+                          uint32_t slots_per_token, const uint32_t *offsets, const uint32_t *order,
+                          int32_t *out_index)
+{
+    for (size_t i = 0; i < (size_t)batch->tokens * batch->top_k; i++) {
+        out_index[i] = 0;
+    }
+    for (uint32_t b = layout->shared_ranks; b < ep_group_buckets(layout); b++) {
+        for (uint32_t i = offsets[b]; i < offsets[b + 1]; i++) {
+            out_index[index_at(batch, slots_per_token, order[i])] = (int32_t)(i - offsets[b]);
+        }
+    }
+}
+
+ep_err ep_group_check_index(const ep_batch *batch, const ep_group_layout *layout,
+                            uint32_t slots_per_token, const uint32_t *offsets,
+                            const uint32_t *order, const int32_t *index, ep_error *out_error)
+{
+    for (uint32_t b = layout->shared_ranks; b < ep_group_buckets(layout); b++) {
+        for (uint32_t i = offsets[b]; i < offsets[b + 1]; i++) {
+            size_t at = index_at(batch, slots_per_token, order[i]);
+            if (index[at] != (int32_t)(i - offsets[b])) {
+                return BAD("expand_idx[%zu] is %" PRId32 ": allowed %" PRIu32
+                           ", as a dispatch writes it for these expert_ids and x_active_mask",
+                           at, index[at], i - offsets[b]);
+            }
+        }
+    }
+    return EP_OK;
+}
+
 /* ---- dispatch ---- */
 
 static size_t part_after(size_t offset, size_t bytes)

@@ -8,7 +8,8 @@
  * local experts of the receiver):
  *     dispatch   counts u32 [L] | tokens u32 [n] | slots u32 [n] | scales f32 [n] if quantised |
  *                weights f32 [n] if sent | rows
- *     combine    n u64 | tokens u32 [n] | slots u32 [n] | rows
+ *     combine    n u64 | tokens u32 [n] | slots u32 [n] | rows; with expand_idx, instead of token
+ * and slot: the row's number among those of its source and local expert, and that expert
  *
  * Threads    pure.
  */
@@ -39,6 +40,16 @@ ep_err ep_group_batch_check(const ep_group_call *call, const ep_batch *batch,
 void ep_group_sort(const ep_batch *batch, const ep_layer_shape *shape,
                    const ep_group_layout *layout, uint32_t local_rank, uint32_t *offsets,
                    uint32_t *order);
+
+/* expand_idx: i32 [T*K]. What a batch sorted so gives: the number of each routed slot that travels
+ * among those of its bucket, 0 of the others. */
+void ep_group_write_index(const ep_batch *batch, const ep_group_layout *layout,
+                          uint32_t slots_per_token, const uint32_t *offsets, const uint32_t *order,
+                          int32_t *out_index);
+/* Errors: INVALID_ARGUMENT naming the first entry that is another number. */
+ep_err ep_group_check_index(const ep_batch *batch, const ep_group_layout *layout,
+                            uint32_t slots_per_token, const uint32_t *offsets,
+                            const uint32_t *order, const int32_t *index, ep_error *out_error);
 
 /* ---- dispatch frames ---- */
 

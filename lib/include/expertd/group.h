@@ -177,9 +177,10 @@ EP_API void ep_group_read_traffic(ep_group *group, uint32_t rank, ep_group_traff
 
 /*
  * native: no size or divisibility rule. a2, a3: the ranges that the vendor documents for its newest
- * operators (npu_moe_distribute_dispatch_v2 and combine_v2 of August 2026), for programs that must
- * run there too. server_num is ep_world_size / 8. One of the vendor's rules is not checked, since
- * ranks do not tell their super node: only hierarchy may cross between super nodes.
+ * operators (npu_moe_distribute_dispatch_v2 and combine_v2 of August 2026; with expand_idx those of
+ * npu_moe_distribute_dispatch and combine), for programs that must run there too. server_num is
+ * ep_world_size / 8. One of the vendor's rules is not checked, since ranks do not tell their super
+ * node: only hierarchy may cross between super nodes.
  */
 typedef enum ep_group_profile {
     EP_GROUP_NATIVE = 0,
@@ -291,7 +292,7 @@ typedef struct ep_moe_dispatch_args {
     /* f32 [rows of expand_x]; required with quant_mode 2; else left as it is when given */
     ep_tensor dynamic_scales;
     /* i32 [128 * max(rows of A, 1)]: first 3*n ints (source rank, token, slot; slot K+s: shared
-     * expert s); the last 16 ints say which dispatch wrote it */
+     * expert s); the last 16 ints say which dispatch wrote it. Absent with expand_idx */
     ep_tensor assist_info_for_combine;
     ep_tensor expert_token_nums; /* i64 [L] */
     /* i32 [W*max(tp,1)*L]: inclusive prefix sums in order [local expert][source rank]; with TP the
@@ -308,6 +309,11 @@ typedef struct ep_moe_dispatch_args {
      * refused, 2 they become 0, 3 the mean of the row's finite values; before rows are quantised */
     int64_t nan_policy;
     float x_abs_max; /* |x| above it is refused; 0 off */
+    /* out, i32 [T*K], instead of assist_info_for_combine: makes this the vendor's first operator
+     * (npu_moe_distribute_dispatch, without _v2), whose ranges the profiles hold then. The number
+     * of each slot's row among those that this rank sends to the same expert; 0 for slots that
+     * send none */
+    ep_tensor expand_idx;
 } ep_moe_dispatch_args;
 
 EP_API void ep_moe_dispatch_args_init_sized(ep_moe_dispatch_args *out_args, size_t struct_bytes);
@@ -350,7 +356,7 @@ typedef struct ep_moe_combine_args {
      * ranks' rows */
     ep_tensor expand_x;
     ep_tensor expert_ids;              /* as given to the dispatch */
-    ep_tensor assist_info_for_combine; /* as the dispatch wrote it */
+    ep_tensor assist_info_for_combine; /* as the dispatch wrote it; absent with expand_idx */
     ep_tensor ep_send_counts;          /* the dispatch's ep_recv_counts */
     ep_tensor expert_scales;           /* f32 [T,K] */
     ep_tensor tp_send_counts;          /* the dispatch's tp_recv_counts; read with TP only */
@@ -377,6 +383,10 @@ typedef struct ep_moe_combine_args {
      * numbers as in the dispatch. 1: the call fails here with OUT_OF_RANGE naming token, slot,
      * element */
     int64_t nan_policy;
+    /* as the dispatch wrote it, instead of assist_info_for_combine, and then on all ranks; the bits
+     * are the same. It has no room to say which dispatch it is of: what does not fit expert_ids is
+     * refused, rows of another dispatch that sent as many to each expert are not noticed */
+    ep_tensor expand_idx;
 } ep_moe_combine_args;
 
 /* For ep_moe_combine_add_rms_norm. Its x_out in ep_moe_combine_args stays absent. */

@@ -43,21 +43,21 @@ static tensors of_dispatch(ep_moe_dispatch_args *d)
 {
     return (tensors){.all = {&d->x, &d->expert_ids, &d->scales, &d->x_active_mask,
                              &d->expert_scales, &d->performance_info, &d->expand_x,
-                             &d->dynamic_scales, &d->assist_info_for_combine, &d->expert_token_nums,
-                             &d->ep_recv_counts, &d->expand_scales},
-                     .count = 12,
+                             &d->dynamic_scales, &d->assist_info_for_combine, &d->expand_idx,
+                             &d->expert_token_nums, &d->ep_recv_counts, &d->expand_scales},
+                     .count = 13,
                      .inputs = 5};
 }
 
 static tensors of_combine(ep_moe_combine_args *m, ep_moe_add_rms_norm *norm)
 {
-    return (tensors){.all = {&m->expand_x, &m->expert_ids, &m->assist_info_for_combine,
-                             &m->ep_send_counts, &m->expert_scales, &m->x_active_mask,
-                             &m->shared_expert_x, &m->ori_x, &m->const_expert_alpha_1,
-                             &m->const_expert_alpha_2, &m->const_expert_v, &norm->residual_x,
-                             &norm->gamma, &m->x_out, &norm->y, &norm->rstd, &norm->x},
-                     .count = 17,
-                     .inputs = 13};
+    return (tensors){
+        .all = {&m->expand_x, &m->expert_ids, &m->assist_info_for_combine, &m->expand_idx,
+                &m->ep_send_counts, &m->expert_scales, &m->x_active_mask, &m->shared_expert_x,
+                &m->ori_x, &m->const_expert_alpha_1, &m->const_expert_alpha_2, &m->const_expert_v,
+                &norm->residual_x, &norm->gamma, &m->x_out, &norm->y, &norm->rstd, &norm->x},
+        .count = 18,
+        .inputs = 14};
 }
 
 /* The stream makes them; outputs too, so that what is not written is seen. */
@@ -119,6 +119,9 @@ static bool play(void *arg, uint32_t rank, ep_group *group)
     DEVICE_MUST(device_acl.aclrtSetDevice(0));
     rank_call_init(&call, w->c, rank, (int)(w->seed % 3));
     call.dispatch.expert_token_nums_type = (int64_t)(w->seed & 1);
+    if (w->seed % 4 == 0) {
+        rank_call_use_index(&call);
+    }
 
     tensors of = of_dispatch(&call.dispatch);
     to_device(&of, stream);

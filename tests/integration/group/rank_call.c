@@ -166,6 +166,16 @@ void rank_call_init_rows(rank_call *call, const oracle_case *c, uint32_t rank, i
     init_combine(call);
 }
 
+void rank_call_use_index(rank_call *call)
+{
+    int64_t ints = (int64_t)call->c->batch[call->rank].tokens * call->c->top_k + SPARE_COUNTS;
+    void *data = memory(call, 4 * (size_t)ints);
+    call->dispatch.expand_idx = ep_tensor_1d(data, EP_DTYPE_I32, ints);
+    call->dispatch.assist_info_for_combine = ep_tensor_none();
+    call->combine.expand_idx = call->dispatch.expand_idx;
+    call->combine.assist_info_for_combine = ep_tensor_none();
+}
+
 void rank_call_free(rank_call *call)
 {
     ep_group_plan_destroy(call->dispatch_plan);
@@ -328,8 +338,9 @@ static bool check_rows(const rank_call *call, int n, const oracle_row *rows, con
     }
     for (int i = 0; i < n; i++) {
         const int32_t *triple = (const int32_t *)d->assist_info_for_combine.data + 3 * i;
-        if (triple[0] != rows[i].source || triple[1] != rows[i].token ||
-            triple[2] != rows[i].slot) {
+        if (d->assist_info_for_combine.rank != 0 &&
+            (triple[0] != rows[i].source || triple[1] != rows[i].token ||
+             triple[2] != rows[i].slot)) {
             return DIFFERS("assist_info source", i, triple[0], rows[i].source);
         }
         float scale = ((const float *)d->dynamic_scales.data)[i];
@@ -372,6 +383,33 @@ static bool check_counts(const rank_call *call, int n, const oracle_row *rows)
     return true;
 }
 
+/* expand_idx, counted slot by slot. */
+static bool check_index(const rank_call *call)
+{
+    const oracle_case *c = call->c;
+    const oracle_batch *b = &c->batch[call->rank];
+    const int32_t *index = call->dispatch.expand_idx.data;
+    for (int i = 0; i < b->tokens * c->top_k; i++) {
+        int32_t before = 0;
+        bool travels = b->ids[i] >= 0 && b->ids[i] < c->experts &&
+                       oracle_slot_active(c, b, i / c->top_k, i % c->top_k);
+        for (int j = 0; j < i && travels; j++) {
+            before +=
+                b->ids[j] == b->ids[i] && oracle_slot_active(c, b, j / c->top_k, j % c->top_k);
+        }
+        if (index[i] != before) {
+            return DIFFERS("expand_idx", i, index[i], before);
+        }
+    }
+    const uint8_t *spare = (const uint8_t *)(index + b->tokens * c->top_k);
+    for (int i = 0; i < 4 * SPARE_COUNTS; i++) {
+        if (spare[i] != UNWRITTEN) {
+            return DIFFERS("byte after those of expand_idx", i, spare[i], UNWRITTEN);
+        }
+    }
+    return true;
+}
+
 /* Of tensors that are longer than what a dispatch writes, or that it does not use. */
 static bool check_unwritten(const rank_call *call)
 {
@@ -396,8 +434,8 @@ bool rank_call_check_dispatch(const rank_call *call)
     oracle_row *rows;
     float *values;
     int n = oracle_dispatch(call->c, (int)call->rank, &rows, &values);
-    bool good =
-        check_counts(call, n, rows) && check_rows(call, n, rows, values) && check_unwritten(call);
+    bool good = check_counts(call, n, rows) && check_rows(call, n, rows, values) &&
+                check_unwritten(call) && (call->dispatch.expand_idx.rank == 0 || check_index(call));
     free(rows);
     free(values);
     return good;
@@ -509,8 +547,9 @@ static bool same_dispatch(const rank_call *a, const rank_call *b)
     return same("expand_x", a->rank, x->expand_x.data, y->expand_x.data, rows * row) &&
            (!c->quantise || same("dynamic_scales", a->rank, x->dynamic_scales.data,
                                  y->dynamic_scales.data, 4 * rows)) &&
-           same("assist_info_for_combine", a->rank, x->assist_info_for_combine.data,
-                y->assist_info_for_combine.data, 12 * rows) &&
+           (x->assist_info_for_combine.rank == 0 || y->assist_info_for_combine.rank == 0 ||
+            same("assist_info_for_combine", a->rank, x->assist_info_for_combine.data,
+                 y->assist_info_for_combine.data, 12 * rows)) &&
            same("expand_scales", a->rank, x->expand_scales.data, y->expand_scales.data, 4 * rows) &&
            same("expert_token_nums", a->rank, x->expert_token_nums.data, y->expert_token_nums.data,
                 8 * (size_t)x->expert_token_nums.shape[0]) &&

@@ -42,6 +42,8 @@ typedef struct rank_call {
 void rank_call_init(rank_call *call, const oracle_case *c, uint32_t rank, int spare_rows);
 /* expand_x with rows_max rows: where the other ranks' batches are not known. */
 void rank_call_init_rows(rank_call *call, const oracle_case *c, uint32_t rank, int64_t rows_max);
+/* expand_idx instead of assist_info_for_combine, in both operators. */
+void rank_call_use_index(rank_call *call);
 void rank_call_free(rank_call *call);
 
 /* Prepare and run. */
@@ -60,7 +62,7 @@ ep_err rank_call_begin_combine(rank_call *call, ep_group *group, rank_form form,
                                ep_error *out_error);
 /* Waits for what was begun, as its form says, and finishes it. */
 ep_err rank_call_finish(rank_call *call, ep_error *out_error);
-/* All outputs of two calls of one case are the same bits, but for times; prints the first
+/* All outputs that two calls of one case have are the same bits, but for times; prints the first
  * difference. Without spare rows. */
 bool rank_call_same(const rank_call *a, const rank_call *b, const char *forms);
 /* tolerance: of the greatest difference relative to max(1, |value|); 0: bit for bit. */

@@ -22,9 +22,11 @@
 
 typedef raw_frame frame;
 
-/* PAIR: the bad rank is the partner of a tensor-parallel pair */
-typedef enum place { DISPATCH, COMBINE, PAIR } place;
-static const char *const place_names[] = {"dispatch", "combine", "dispatch of a pair"};
+/* BY_INDEX: a combine with expand_idx; PAIR: the bad rank is the partner of a tensor-parallel pair
+ */
+typedef enum place { DISPATCH, COMBINE, BY_INDEX, PAIR } place;
+static const char *const place_names[] = {"dispatch", "combine", "combine with expand_idx",
+                                          "dispatch of a pair"};
 
 typedef struct attack {
     const char *name;
@@ -139,6 +141,9 @@ SPOIL(back_slot_beyond, numbers(f, back_parts(f).slots)[0] = UINT32_MAX)
 SPOIL(back_twice, numbers(f, back_parts(f).tokens)[1] = numbers(f, back_parts(f).tokens)[0];
       numbers(f, back_parts(f).slots)[1] = numbers(f, back_parts(f).slots)[0])
 
+SPOIL(as_it_is, (void)f)
+SPOIL(back_number_beyond, numbers(f, back_parts(f).tokens)[0] = 1000)
+
 static void back_none(frame *f)
 {
     memset(body(f), 0, 64);
@@ -202,6 +207,12 @@ static const attack attacks[] = {
     {"the dispatch's number", COMBINE, of_dispatch, EP_ERR_UNAVAILABLE, NULL},
     {"half a frame", COMBINE, half, EP_ERR_UNAVAILABLE, NULL},
     {"the end", COMBINE, nothing, EP_ERR_UNAVAILABLE, NULL},
+    {"nothing bad", BY_INDEX, as_it_is, EP_OK, NULL},
+    {"a number beyond the run", BY_INDEX, back_number_beyond, EP_ERR_INVALID_ARGUMENT, NULL},
+    {"the greatest number", BY_INDEX, back_token_beyond, EP_ERR_INVALID_ARGUMENT, NULL},
+    {"an expert beyond the rank's", BY_INDEX, back_slot_beyond, EP_ERR_INVALID_ARGUMENT, NULL},
+    {"a row twice", BY_INDEX, back_twice, EP_ERR_PROTOCOL, NULL},
+    {"no rows", BY_INDEX, back_none, EP_ERR_INVALID_ARGUMENT, "no rank sent the row"},
     {"no body", PAIR, no_body, EP_ERR_PROTOCOL, NULL},
     {"counts beyond the rows", PAIR, pair_counts_beyond, EP_ERR_PROTOCOL, NULL},
     {"a negative count", PAIR, pair_counts_negative, EP_ERR_PROTOCOL, NULL},
@@ -236,7 +247,7 @@ static void answer_dispatch(const frame *got, frame *f)
 }
 
 /* Sends back every row as it came: an honest expert that changes nothing. */
-static void answer_combine(frame *dispatched, const frame *got, frame *f)
+static void answer_combine(frame *dispatched, const frame *got, bool by_index, frame *f)
 {
     const uint32_t *counts = numbers(dispatched, 0);
     uint32_t rows = counts[0] + counts[1] + counts[2];
@@ -248,6 +259,12 @@ static void answer_combine(frame *dispatched, const frame *got, frame *f)
     set_u64(body(f), rows);
     memcpy(body(f) + to.tokens, body(dispatched) + from.tokens, 4 * (size_t)rows);
     memcpy(body(f) + to.slots, body(dispatched) + from.slots, 4 * (size_t)rows);
+    for (uint32_t e = 0, row = 0; e < LOCAL && by_index; e++) {
+        for (uint32_t i = 0; i < counts[e]; i++, row++) {
+            numbers(f, to.tokens)[row] = i;
+            numbers(f, to.slots)[row] = e;
+        }
+    }
     memcpy(body(f) + to.rows, body(dispatched) + from.rows, 32 * (size_t)rows);
     f->size = EP_GROUP_BODY_OFFSET + to.bytes;
 }
@@ -267,7 +284,7 @@ static bool play_badly(int fd, const attack *a)
     } else {
         answer_dispatch(&dispatched, &f);
     }
-    if (a != NULL && a->where != COMBINE) {
+    if (a != NULL && a->where != COMBINE && a->where != BY_INDEX) {
         a->spoil(&f);
         return raw_write(fd, &f);
     }
@@ -277,7 +294,7 @@ static bool play_badly(int fd, const attack *a)
     if (!raw_read(fd, &got)) {
         return false;
     }
-    answer_combine(&dispatched, &got, &f);
+    answer_combine(&dispatched, &got, a != NULL && a->where == BY_INDEX, &f);
     if (a != NULL) {
         a->spoil(&f);
     }
@@ -349,9 +366,12 @@ static void *run_good(void *arg)
     ep_error error = {.text = ""};
     place where = g->attack == NULL ? COMBINE : g->attack->where;
     rank_call_init_rows(&call, g->c, 0, 64);
+    if (where == BY_INDEX) {
+        rank_call_use_index(&call);
+    }
     ep_group *alone = where == PAIR ? join_alone(&call, group) : NULL;
     ep_err err = rank_call_dispatch(&call, alone != NULL ? alone : group, &error);
-    if (where == COMBINE && err == EP_OK) {
+    if ((where == COMBINE || where == BY_INDEX) && err == EP_OK) {
         rank_call_experts(&call);
         err = rank_call_combine(&call, group, &error);
     }

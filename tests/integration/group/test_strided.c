@@ -121,6 +121,7 @@ static void lay_out_dispatch(twins *all, ep_moe_dispatch_args *d, layout l)
     add(all, "expand_x", &d->expand_x, true, l);
     add(all, "dynamic_scales", &d->dynamic_scales, true, l);
     add(all, "assist_info_for_combine", &d->assist_info_for_combine, true, l);
+    add(all, "expand_idx", &d->expand_idx, true, l);
     add(all, "expert_token_nums", &d->expert_token_nums, true, l);
     add(all, "ep_recv_counts", &d->ep_recv_counts, true, l);
     add(all, "expand_scales", &d->expand_scales, true, l);
@@ -132,6 +133,7 @@ static void lay_out_combine(twins *all, rank_call *call, layout l)
     add(all, "expand_x", &m->expand_x, false, l);
     add(all, "expert_ids", &m->expert_ids, false, l);
     add(all, "assist_info_for_combine", &m->assist_info_for_combine, false, l);
+    add(all, "expand_idx", &m->expand_idx, false, l);
     add(all, "ep_send_counts", &m->ep_send_counts, false, l);
     add(all, "expert_scales", &m->expert_scales, false, l);
     add(all, "x_active_mask", &m->x_active_mask, false, l);
@@ -162,14 +164,16 @@ static bool spare_is_untouched(const ep_moe_dispatch_args *d)
     const ep_tensor *x = &d->expand_x;
     const size_t row = (size_t)x->shape[1] * ep_dtype_bytes(x->dtype);
     const uint8_t *rows_end = (const uint8_t *)x->data + (size_t)x->shape[0] * row;
+    const bool is_sealed = d->assist_info_for_combine.rank != 0;
     const int32_t *info = d->assist_info_for_combine.data;
-    const int32_t *seal = info + d->assist_info_for_combine.shape[0] - 16;
+    const int32_t *seal = is_sealed ? info + d->assist_info_for_combine.shape[0] - 16 : NULL;
     const struct {
         const char *name;
         const void *begin;
         const void *end;
     } spares[] = {{"expand_x", rows_end - SPARE_ROWS * row, rows_end},
-                  {"assist_info_for_combine", info + 3 * seal[1], seal}}; /* a triple per row */
+                  /* a triple per row */
+                  {"assist_info_for_combine", is_sealed ? info + 3 * seal[1] : NULL, seal}};
     for (size_t i = 0; i < 2; i++) {
         for (const uint8_t *at = spares[i].begin; at < (const uint8_t *)spares[i].end; at++) {
             if (*at != 0xa5) {
@@ -181,11 +185,15 @@ static bool spare_is_untouched(const ep_moe_dispatch_args *d)
     return true;
 }
 
-static bool play(const oracle_case *c, uint32_t rank, ep_group *group, layout l, ep_error *error)
+static bool play(const world *w, uint32_t rank, ep_group *group, layout l, ep_error *error)
 {
+    const oracle_case *c = w->c;
     rank_call call;
     twins all = {.count = 0};
     rank_call_init(&call, c, rank, SPARE_ROWS);
+    if (w->seed % 3 == 0) {
+        rank_call_use_index(&call);
+    }
     lay_out_dispatch(&all, &call.dispatch, l);
     bool good = rank_call_dispatch(&call, group, error) == EP_OK;
     good = take_back(&all) && good && rank_call_check_dispatch(&call) &&
@@ -235,7 +243,7 @@ static bool play_all(void *arg, uint32_t rank, ep_group *group)
     ep_error error = {.text = ""};
     bool good = refuses_overlap(w->c, rank, group, &error);
     for (layout l = APART; l < LAYOUTS && good; l++) {
-        good = play(w->c, rank, group, l, &error);
+        good = play(w, rank, group, l, &error);
         if (!good) {
             fprintf(stderr, "seed %llu, rank %u, %s: %s\n", (unsigned long long)w->seed, rank,
                     layout_names[l], error.text);

@@ -27,6 +27,7 @@ typedef struct pair_rank {
     const char *tp_names[WORLD];
     bool bad_ids;
     bool by_host;
+    bool by_index;
     bool failed;
     pthread_t thread;
 } pair_rank;
@@ -124,6 +125,9 @@ static void init_call(const pair_rank *p, ep_group *tp, pair_call *out)
     call->dispatch.tp_recv_counts = ep_tensor_1d(out->tp_counts, EP_DTYPE_I32, 2);
     call->combine.ep_send_counts = call->dispatch.ep_recv_counts;
     call->combine.tp_send_counts = call->dispatch.tp_recv_counts;
+    if (p->by_index) {
+        rank_call_use_index(call);
+    }
 }
 
 /* One rank's mistake ends the call on all four. */
@@ -261,7 +265,8 @@ static bool run(uint64_t seed, bool quantise, bool bad_ids, bool by_host)
                                .rank = i % WORLD,
                                .ep_names = {names[0], names[1]},
                                .bad_ids = bad_ids,
-                               .by_host = by_host};
+                               .by_host = by_host,
+                               .by_index = seed % 5 < 2};
         for (int r = 0; r < WORLD; r++) {
             ranks[i].tp_names[r] = names[2 + r];
         }

@@ -7,7 +7,7 @@ import os, re, sys
 # How many fields an older version lacks. 0: the last field is one without which nothing works.
 CUT = {"ep_tensor": None, "ep_client_config": 2, "ep_layer_desc": 5, "ep_model_desc": 1, "ep_moe_args": 9, "ep_moe_result": 9, "ep_client_stats": 2,
        "ep_client_node_waits": 1, "ep_client_node_memory": 0, "ep_gate_load": 1, "ep_gate_config": 4, "ep_group_config": 2, "ep_group_stats": 1, "ep_group_traffic": 1,
-       "ep_group_params": 2, "ep_group_buffers": 1, "ep_moe_dispatch_args": 3, "ep_moe_combine_args": 1, "ep_moe_add_rms_norm": 1, "ep_permute_config": 2,
+       "ep_group_params": 2, "ep_group_buffers": 1, "ep_moe_dispatch_args": 4, "ep_moe_combine_args": 2, "ep_moe_add_rms_norm": 1, "ep_permute_config": 2,
        "ep_permute_in": 1, "ep_permute_out": 2, "ep_unpermute_args": 0}
 
 

@@ -64,6 +64,7 @@ typedef enum knob {
     ALPHA_1,
     ALPHA_2,
     CONST_V,
+    INDEX, /* expand_idx: 1 instead of assist_info_for_combine, 2 beside it */
     KNOBS
 } knob;
 
@@ -112,7 +113,8 @@ static const char *const knob_names[KNOBS] = {"",
                                               "ori_x",
                                               "const_expert_alpha_1",
                                               "const_expert_alpha_2",
-                                              "const_expert_v"};
+                                              "const_expert_v",
+                                              "expand_idx"};
 enum { NAMELESS, FULLMESH, FULLMESH_V1, FULLMESH_V2, HIERARCHY, RING };
 static const char *const comm_names[] = {NULL,          "fullmesh",  "fullmesh_v1",
                                          "fullmesh_v2", "hierarchy", "ring"};
@@ -239,11 +241,13 @@ static void set_dispatch(scene *s, sizes z)
     d->performance_info = tensor(v[PERFORMANCE], EP_DTYPE_I64, 1, v[WORLD], 0);
     d->expand_x = tensor(true, v[QUANT] == 2 ? EP_DTYPE_I8 : dtype, 2, z.tp * z.a, v[H]);
     d->dynamic_scales = tensor(v[DYNAMIC_SCALES], EP_DTYPE_F32, 1, z.tp * z.a, 0);
-    d->assist_info_for_combine = tensor(true, EP_DTYPE_I32, 1, 128 * (z.a > 0 ? z.a : 1), 0);
+    d->assist_info_for_combine =
+        tensor(v[INDEX] != 1, EP_DTYPE_I32, 1, 128 * (z.a > 0 ? z.a : 1), 0);
     d->expert_token_nums = tensor(true, EP_DTYPE_I64, 1, z.local, 0);
     d->ep_recv_counts = tensor(true, EP_DTYPE_I32, 1, z.counts, 0);
     d->tp_recv_counts = tensor(v[TP_COUNTS], EP_DTYPE_I32, 1, z.tp, 0);
     d->expand_scales = tensor(v[EXPAND_SCALES], EP_DTYPE_F32, 1, z.a, 0);
+    d->expand_idx = tensor(v[INDEX], EP_DTYPE_I32, 1, v[BS] * v[K], 0);
 }
 
 static void set_combine(scene *s, sizes z)
@@ -259,7 +263,8 @@ static void set_combine(scene *s, sizes z)
     m->nan_policy = v[NAN_POLICY];
     m->expand_x = tensor(true, dtype, 2, z.tp * z.a, v[H]);
     m->expert_ids = tensor(true, (ep_dtype)v[IDS_DTYPE], 2, v[BS], v[K]);
-    m->assist_info_for_combine = tensor(true, EP_DTYPE_I32, 1, 128 * (z.a > 0 ? z.a : 1), 0);
+    m->assist_info_for_combine =
+        tensor(v[INDEX] != 1, EP_DTYPE_I32, 1, 128 * (z.a > 0 ? z.a : 1), 0);
     m->ep_send_counts = tensor(true, EP_DTYPE_I32, 1, z.counts, 0);
     m->expert_scales = tensor(v[EXPERT_SCALES], EP_DTYPE_F32, 2, v[BS], v[K]);
     m->tp_send_counts = tensor(v[TP_COUNTS], EP_DTYPE_I32, 1, z.tp, 0);
@@ -274,6 +279,7 @@ static void set_combine(scene *s, sizes z)
     m->const_expert_alpha_2 = tensor(v[ALPHA_2], dtype, 2, v[CONST], v[H]);
     m->const_expert_v = tensor(v[CONST_V], dtype, 2, v[CONST], v[H]);
     m->performance_info = tensor(v[PERFORMANCE], EP_DTYPE_I64, 1, v[WORLD], 0);
+    m->expand_idx = tensor(v[INDEX], EP_DTYPE_I32, 1, v[BS] * v[K], 0);
     m->x_out = tensor(true, dtype, 2, v[BS], v[H]);
 }
 
@@ -649,6 +655,83 @@ Test(group_args, optional_tensors)
     CHECK_ALL(optional_tensors_rows);
 }
 
+/* The operators without _v2. In a3 H is 7168 alone, so each row names it. */
+#define I                                                                                          \
+    {INDEX, 1},                                                                                    \
+    {                                                                                              \
+        H, 7168                                                                                    \
+    }
+static const row with_index_rows[] = {
+    {BOTH, EACH, {I}, NULL},
+    {BOTH, EACH, {I, {INDEX, 2}}, "assist_info_for_combine is given: allowed only absent"},
+    {A2, EACH, {I, {WORLD, 32}}, NULL},
+    {A2, EACH, {I, {WORLD, 64}, {MOE, 64}}, NULL},
+    {A2, EACH, {I, {WORLD, 8}}, "ep_world_size is 8: allowed 16, 32, 64 (profile a2, with expand"},
+    {A2, EACH, {I, {WORLD, 128}, {MOE, 128}}, "ep_world_size is 128: allowed 16, 32, 64"},
+    {A3, EACH, {I, {WORLD, 8}}, NULL},
+    {A3, EACH, {I, {WORLD, 144}, {MOE, 144}}, NULL},
+    {A3, EACH, {I, {WORLD, 288}, {MOE, 288}}, NULL},
+    {A3, EACH, {I, {WORLD, 4}}, "ep_world_size is 4: allowed 8, 16, 32, 64, 128, 144, 256, 288"},
+    {A3, EACH, {I, {WORLD, 384}, {MOE, 384}}, "ep_world_size is 384: allowed 8, 16, 32"},
+    {A3, EACH, {I, {MOE, 512}}, NULL},
+    {BOTH, EACH, {I, {MOE, 528}}, "moe_expert_num is 528: allowed 1..512 (with expand_idx)"},
+    {A2, EACH, {I, {MOE, 384}}, NULL},
+    {A2, EACH, {I, {MOE, 400}}, "experts per rank is 25: allowed 1..24"},
+    {A2, EACH, {I, {MOE, 512}, {COMM, HIERARCHY}}, NULL},
+    {A3, EACH, {I, {MOE, 16}, {TP, 2}, {GROUP_TP, 2}}, NULL},
+    {A3, EACH, {I, {SHARED_RANKS, 8}}, NULL},
+    {A3, EACH, {I, {SHARED_RANKS, 8}, {SHARED, 2}}, "shared_expert_num is 2: allowed 0..1"},
+    {A3, EACH, {I, {SHARED_RANKS, 6}, {MOE, 30}}, "shared_expert_rank_num is 6: allowed divisors"},
+    {A2, EACH, {{INDEX, 1}, {H, 32}}, NULL},
+    {A2, EACH, {{INDEX, 1}, {H, 7200}, {COMM, HIERARCHY}}, "H is 7200: allowed 1..7168"},
+    {A3, EACH, {{INDEX, 1}, {H, 7167}}, "H is 7167: allowed 7168..7168"},
+    {A3, EACH, {{INDEX, 1}, {H, 7169}}, "H is 7169: allowed 7168..7168"},
+    {BOTH, EACH, {I, {BS, 1}}, NULL},
+    {A2, EACH, {I, {BS, 256}, {COMM, HIERARCHY}}, NULL},
+    {A2, EACH, {I, {BS, 257}, {COMM, HIERARCHY}}, "BS is 257: allowed 1..256"},
+    {A3, EACH, {I, {BS, 512}}, NULL},
+    {BOTH, EACH, {I, {K, 1}}, NULL},
+    {A2, EACH, {I, {K, 16}}, NULL},
+    {A3, EACH, {I, {K, 9}}, "K is 9: allowed 1..8 (profile a3 with expand_idx)"},
+    {BOTH, DISPATCH, {I, {QUANT, 2}, {SCALES, 1}}, NULL},
+    {BOTH, DISPATCH, {I, {NUMS_TYPE, 0}}, NULL},
+    {A3, COMBINE, {I, {COMM_QUANT, 2}}, NULL},
+    {A2, COMBINE, {I, {COMM_QUANT, 2}, {COMM, HIERARCHY}}, NULL},
+    {A2, EACH, {I, {COMM, FULLMESH}}, NULL},
+    {A2, EACH, {I, {COMM, HIERARCHY}}, NULL},
+    {A3, EACH, {I, {COMM, FULLMESH_V1}}, "comm_alg is fullmesh_v1: allowed \"\" (profile a3 with"},
+    {A3, EACH, {I, {COMM, HIERARCHY}}, "comm_alg is hierarchy: allowed \"\" (profile a3 with"},
+    {BOTH, EACH, {I, {ZERO, 1}}, "zero_expert_num is 1: allowed 0 (expand_idx is given)"},
+    {BOTH, EACH, {I, {COPY, 1}}, "copy_expert_num is 1: allowed 0 (expand_idx is given)"},
+    {BOTH, EACH, {I, {CONST, 1}}, "const_expert_num is 1: allowed 0 (expand_idx is given)"},
+    {BOTH, EACH, {I, {MASK, 1}}, "x_active_mask is given: allowed only absent (expand_idx"},
+    {BOTH, EACH, {I, {MASK, 2}}, "x_active_mask is given: allowed only absent (expand_idx"},
+    {BOTH, EACH, {I, {PERFORMANCE, 1}}, "performance_info is given: allowed only absent (expand"},
+    {BOTH, COMBINE, {I, {SHARED_X, 1}}, "shared_expert_x is given: allowed only absent (expand"},
+};
+#undef I
+
+Test(group_args, with_index)
+{
+    CHECK_ALL(with_index_rows);
+    static scene s;
+    const change changes[] = {{INDEX, 1}, {H, 7168}};
+    ep_error error;
+    size_t bytes;
+    ep_group_plan *plan;
+    ep_moe_add_rms_norm norm;
+    set_scene(&s, A3, COMBINE, changes, 2);
+    ep_moe_add_rms_norm_init(&norm);
+    norm.residual_x = s.combine.x_out;
+    norm.y = s.combine.x_out;
+    norm.gamma = tensor(true, EP_DTYPE_BF16, 1, 7168, 0);
+    memset(&s.combine.x_out, 0, sizeof(s.combine.x_out));
+    cr_expect_eq(ep_moe_combine_prepare(&s.group, &s.combine, &norm, &bytes, &plan, &error),
+                 EP_ERR_INVALID_ARGUMENT);
+    cr_expect_str_eq(error.text, "expand_idx is given: allowed only absent (the vendor has no "
+                                 "ep_moe_combine_add_rms_norm with it)");
+}
+
 /* ---- the form of each tensor ---- */
 
 #define D(field) #field, DISPATCH, offsetof(scene, dispatch.field)
@@ -692,6 +775,8 @@ static const form_row forms_a3[] = {{M(shared_expert_x), false, true},
                                     {M(const_expert_alpha_1), true, true},
                                     {M(const_expert_alpha_2), true, true},
                                     {M(const_expert_v), true, true}};
+/* In a call with expand_idx. */
+static const form_row forms_index[] = {{D(expand_idx), true, true}, {M(expand_idx), true, true}};
 
 typedef enum { FORGOTTEN, OTHER_TYPE, OTHER_RANK, SHORT, SHORT_ROWS, NO_DATA, FORMS } form;
 static const char *const form_names[FORMS] = {"forgotten", "of another type", "of another rank",
@@ -729,8 +814,9 @@ static bool is_number(const form_row *r, form f)
     return (f == SHORT_ROWS && (is_ids || is_x)) || (f == SHORT && is_ids && r->operator== COMBINE);
 }
 
-static void check_form(const form_row *r, unsigned profile, form f)
+static void set_all(scene *s, const form_row *r, unsigned profile)
 {
+    const change index[] = {{INDEX, 1}, {H, 7168}, {QUANT, 2}};
     const change all[] = {{QUANT, 2},
                           {COPY, 2},
                           {CONST, profile == A3 ? 3 : 0},
@@ -742,9 +828,18 @@ static void check_form(const form_row *r, unsigned profile, form f)
                           {SHARED_X, profile == A3},
                           {H, 4096},
                           {EXPAND_SCALES, profile == A2}};
+    if (strcmp(r->name, "expand_idx") == 0) {
+        set_scene(s, profile, r->operator, index, sizeof(index) / sizeof(index[0]));
+    } else {
+        set_scene(s, profile, r->operator, all, sizeof(all) / sizeof(all[0]));
+    }
+}
+
+static void check_form(const form_row *r, unsigned profile, form f)
+{
     static scene s;
     ep_error error;
-    set_scene(&s, profile, r->operator, all, sizeof(all) / sizeof(all[0]));
+    set_all(&s, r, profile);
     ep_tensor *t = (ep_tensor *)(void *)((char *)&s + r->offset);
     cr_assert_neq(t->rank, 0, "%s is in the scene", r->name);
     if ((f == SHORT_ROWS && t->rank == 1) || (f == SHORT && !r->is_sized) || is_number(r, f)) {
@@ -779,6 +874,8 @@ Test(group_args, form_of_each_tensor)
     check_forms(forms_a2, sizeof(forms_a2) / sizeof(forms_a2[0]), A2);
     check_forms(forms, both, A3);
     check_forms(forms_a3, sizeof(forms_a3) / sizeof(forms_a3[0]), A3);
+    check_forms(forms_index, sizeof(forms_index) / sizeof(forms_index[0]), A2);
+    check_forms(forms_index, sizeof(forms_index) / sizeof(forms_index[0]), A3);
 }
 
 /* ---- buffers ---- */
