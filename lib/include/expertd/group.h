@@ -179,8 +179,9 @@ EP_API void ep_group_read_traffic(ep_group *group, uint32_t rank, ep_group_traff
  * native: no size or divisibility rule. a2, a3: the ranges that the vendor documents for its newest
  * operators (npu_moe_distribute_dispatch_v2 and combine_v2 of August 2026; with expand_idx those of
  * npu_moe_distribute_dispatch and combine), for programs that must run there too. server_num is
- * ep_world_size / 8. One of the vendor's rules is not checked, since ranks do not tell their super
- * node: only hierarchy may cross between super nodes.
+ * ep_world_size / 8. One of the vendor's rules is not checked: only hierarchy may cross between
+ * super nodes. A rank cannot find out its super node, and one that it had to be told would check
+ * what was told, not the network.
  */
 typedef enum ep_group_profile {
     EP_GROUP_NATIVE = 0,
