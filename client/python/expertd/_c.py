@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libexpertd's structs, numbers and functions as expertd/client.h has them: the one place that repeats it. A test
-compares sizes, offsets and numbers with the compiler's. The library takes structs of other versions, so this may be
-older than it."""
+"""libexpertd's structs, numbers and functions as expertd/client.h, gate.h and group.h have them: the one place that
+repeats it. A test compares fields, sizes, offsets and numbers with the headers'. The library takes structs of other
+versions, so this may be older than it."""
 
 import ctypes
 import os
-from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char, c_char_p, c_float, c_int, c_int32, c_int64
+from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char, c_char_p, c_double, c_float, c_int, c_int32, c_int64
 from ctypes import c_size_t, c_uint32, c_uint64, c_void_p
 
 LIBRARY = "libexpertd.so.0"
@@ -27,10 +27,16 @@ ENUMS = {
     "EP_MOE_COMBINE_AT": {"rows": 0, "node_sum": 1},
     "EP_MOE_DISPATCH_": {"plain": 0, "int8": 2, "fp8": 3},
     "EP_MOE_COMBINE_QUANT": {"plain": 0, "int8": 2},
+    "EP_GATE_": {
+        "logit": 1, "softmax": 2, "sigmoid": 3, "sqrt_softplus": 4, "softmax_selected": 5, "sparsemixer": 6
+    },
+    "EP_GROUP_MASK_": {"zero": 0, "minus_inf": 1},
+    "EP_GROUP_PROFILE": {"native": 0, "a2": 1, "a3": 2},
+    "EP_GROUP_CONST_": {"kernel": 0, "linear": 1},
 }
 # Where the constant's name is not the prefix and the name.
 PREFIXES = {"EP_MOE_MODE": "EP_MOE_", "EP_MOE_RESULT": "EP_MOE_", "EP_MOE_COMBINE_AT": "EP_MOE_COMBINE_",
-            "EP_MOE_COMBINE_QUANT": "EP_MOE_COMBINE_"}
+            "EP_MOE_COMBINE_QUANT": "EP_MOE_COMBINE_", "EP_GROUP_PROFILE": "EP_GROUP_"}
 
 
 class Tensor(Structure):
@@ -128,14 +134,123 @@ class NodeMemory(Structure):
     _fields_ = [("struct_bytes", c_uint32), ("node", c_char * 128), ("weight_bytes", c_uint64)]
 
 
+# ---- expertd/gate.h ----
+
+WeightFunc = CFUNCTYPE(c_float, c_void_p, c_uint32, c_uint32, c_uint32, c_float)
+
+
+class GateLoad(Structure):
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("fractions", POINTER(c_double)), ("mean_probabilities", POINTER(c_double)),
+        ("slots", c_uint64), ("max_over_mean", c_double), ("auxiliary_loss", c_double), ("z_loss", c_double)
+    ]
+
+
+class GateConfig(Structure):
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("experts", c_uint32), ("top_k", c_uint32), ("select", c_int), ("weight", c_int),
+        ("softcap", c_float), ("bias", c_void_p), ("groups", c_uint32), ("groups_kept", c_uint32),
+        ("group_best", c_uint32), ("group_mask", c_int), ("renormalise", c_bool), ("epsilon", c_float),
+        ("sum_min", c_float), ("scaling_factor", c_float), ("expert_factors", c_void_p), ("jitter", c_float),
+        ("chosen", c_void_p), ("noise_temperature", c_float), ("expert_dropout", c_float), ("seed", c_uint64),
+        ("weight_func", WeightFunc), ("weight_func_arg", c_void_p), ("load", POINTER(GateLoad))
+    ]
+
+
+# ---- expertd/group.h ----
+
+Listening = CFUNCTYPE(None, c_void_p, c_char_p)
+Over = CFUNCTYPE(None, c_void_p, c_void_p)
+
+
+class GroupConfig(Structure):
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("name", c_char_p), ("world_size", c_uint32), ("rank", c_uint32),
+        ("urls", POINTER(c_char_p)), ("urls_count", c_uint32), ("listen_url", c_char_p), ("on_listening", Listening),
+        ("on_listening_arg", c_void_p), ("deadline_us", c_uint64), ("token", c_char_p), ("tls_ca_file", c_char_p),
+        ("tls_cert_key_file", c_char_p), ("tls_server_name", c_char_p), ("insecure", c_bool),
+        ("payload_crc", c_bool), ("frame_bytes_max", c_uint64), ("host", c_char_p)
+    ]
+
+
+class GroupStats(Structure):
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("calls", c_uint64), ("frames_sent", c_uint64), ("frames_received", c_uint64),
+        ("bytes_sent", c_uint64), ("bytes_received", c_uint64), ("buffer_bytes", c_uint64),
+        ("buffer_bytes_peak", c_uint64), ("system_allocations", c_uint64), ("frames_passed_on", c_uint64)
+    ]
+
+
+class GroupTraffic(Structure):
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("frames_sent", c_uint64), ("bytes_sent", c_uint64),
+        ("frames_received", c_uint64), ("bytes_received", c_uint64), ("rows_sent", c_uint64),
+        ("frames_passed_on", c_uint64), ("rows_passed_on", c_uint64)
+    ]
+
+
+class GroupParams(Structure):
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("profile", c_int), ("const_rule", c_int), ("ep_world_size", c_int64),
+        ("ep_rank_id", c_int64), ("moe_expert_num", c_int64), ("group_tp", c_void_p), ("tp_world_size", c_int64),
+        ("tp_rank_id", c_int64), ("expert_shard_type", c_int64), ("shared_expert_num", c_int64),
+        ("shared_expert_rank_num", c_int64), ("global_bs", c_int64), ("zero_expert_num", c_int64),
+        ("copy_expert_num", c_int64), ("const_expert_num", c_int64), ("comm_alg", c_char_p),
+        ("elastic_info", Tensor), ("allow_duplicates", c_bool)
+    ]
+
+
+class GroupBuffers(Structure):
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("frame_bytes", c_uint64), ("vendor_bytes", c_uint64),
+        ("vendor_tp_bytes", c_uint64)
+    ]
+
+
+class DispatchArgs(Structure):
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("params", POINTER(GroupParams)), ("quant_mode", c_int64),
+        ("expert_token_nums_type", c_int64), ("deadline_us", c_uint64), ("x", Tensor), ("expert_ids", Tensor),
+        ("scales", Tensor), ("x_active_mask", Tensor), ("expert_scales", Tensor), ("performance_info", Tensor),
+        ("expand_x", Tensor), ("dynamic_scales", Tensor), ("assist_info_for_combine", Tensor),
+        ("expert_token_nums", Tensor), ("ep_recv_counts", Tensor), ("tp_recv_counts", Tensor),
+        ("expand_scales", Tensor), ("nan_policy", c_int64), ("x_abs_max", c_float)
+    ]
+
+
+class CombineArgs(Structure):
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("params", POINTER(GroupParams)), ("comm_quant_mode", c_int64),
+        ("out_dtype", c_int64), ("group_list_type", c_int64), ("deadline_us", c_uint64), ("expand_x", Tensor),
+        ("expert_ids", Tensor), ("assist_info_for_combine", Tensor), ("ep_send_counts", Tensor),
+        ("expert_scales", Tensor), ("tp_send_counts", Tensor), ("x_active_mask", Tensor),
+        ("activation_scale", Tensor), ("weight_scale", Tensor), ("group_list", Tensor), ("expand_scales", Tensor),
+        ("shared_expert_x", Tensor), ("ori_x", Tensor), ("const_expert_alpha_1", Tensor),
+        ("const_expert_alpha_2", Tensor), ("const_expert_v", Tensor), ("performance_info", Tensor),
+        ("x_out", Tensor), ("nan_policy", c_int64)
+    ]
+
+
+class AddRmsNorm(Structure):
+    _fields_ = [
+        ("struct_bytes", c_uint32), ("eps", c_float), ("residual_x", Tensor), ("gamma", Tensor), ("y", Tensor),
+        ("rstd", Tensor), ("x", Tensor)
+    ]
+
+
 STRUCTS = {
     "ep_tensor": Tensor, "ep_error": CError, "ep_client_config": ClientConfig, "ep_layer_desc": LayerDesc,
     "ep_model_desc": ModelDesc, "ep_moe_args": MoeArgs, "ep_moe_result": MoeResult, "ep_client_stats": ClientStats,
-    "ep_client_node_waits": NodeWaits, "ep_client_node_memory": NodeMemory
+    "ep_client_node_waits": NodeWaits, "ep_client_node_memory": NodeMemory, "ep_gate_load": GateLoad,
+    "ep_gate_config": GateConfig, "ep_group_config": GroupConfig, "ep_group_stats": GroupStats,
+    "ep_group_traffic": GroupTraffic, "ep_group_params": GroupParams, "ep_group_buffers": GroupBuffers,
+    "ep_moe_dispatch_args": DispatchArgs, "ep_moe_combine_args": CombineArgs, "ep_moe_add_rms_norm": AddRmsNorm
 }
 
 Done = CFUNCTYPE(None, c_void_p, POINTER(MoeResult))
 _P = c_void_p  # a handle
+_E = POINTER(CError)
+_BEGIN = [c_void_p, c_size_t, Over, c_void_p, _E]  # workspace, its bytes, callback and its argument
 
 # Each releases the GIL while it runs.
 FUNCTIONS = {
@@ -156,11 +271,42 @@ FUNCTIONS = {
     "ep_moe_forward_async": (
         c_int, [_P, POINTER(MoeArgs), POINTER(Tensor), Done, c_void_p, POINTER(_P), POINTER(CError)]
     ),
+    "ep_moe_forward_logits_async": (
+        c_int,
+        [
+            _P, POINTER(MoeArgs), POINTER(GateConfig), POINTER(Tensor), POINTER(Tensor), Done, c_void_p,
+            POINTER(_P), _E
+        ]
+    ),
+    "ep_gate": (c_int, [POINTER(GateConfig), c_uint32, c_void_p, c_void_p, c_void_p, _E]),
     "ep_call_cancel": (None, [_P]),
     "ep_call_create": (c_int, [_P, POINTER(MoeArgs), POINTER(Tensor), POINTER(_P), POINTER(CError)]),
     "ep_call_begin": (c_int, [_P, c_uint32, POINTER(CError)]),
     "ep_call_finish": (c_int, [_P, POINTER(MoeResult)]),
     "ep_call_destroy": (None, [_P]),
+    "ep_group_config_init_sized": (None, [POINTER(GroupConfig), c_size_t]),
+    "ep_group_create": (c_int, [POINTER(GroupConfig), POINTER(_P), _E]),
+    "ep_group_destroy": (None, [_P]),
+    "ep_group_read_stats": (None, [_P, POINTER(GroupStats)]),
+    "ep_group_read_traffic": (None, [_P, c_uint32, POINTER(GroupTraffic)]),
+    "ep_group_params_init_sized": (None, [POINTER(GroupParams), c_size_t]),
+    "ep_group_buffer_sizes": (
+        c_int, [POINTER(GroupParams), c_int64, c_int64, c_int64, c_int, POINTER(GroupBuffers), _E]
+    ),
+    "ep_moe_dispatch_args_init_sized": (None, [POINTER(DispatchArgs), c_size_t]),
+    "ep_moe_dispatch_prepare": (c_int, [_P, POINTER(DispatchArgs), POINTER(c_size_t), POINTER(_P), _E]),
+    "ep_moe_dispatch_begin": (c_int, [_P, _P, POINTER(DispatchArgs), *_BEGIN]),
+    "ep_moe_combine_args_init_sized": (None, [POINTER(CombineArgs), c_size_t]),
+    "ep_moe_add_rms_norm_init_sized": (None, [POINTER(AddRmsNorm), c_size_t]),
+    "ep_moe_combine_prepare": (
+        c_int, [_P, POINTER(CombineArgs), POINTER(AddRmsNorm), POINTER(c_size_t), POINTER(_P), _E]
+    ),
+    "ep_moe_combine_begin": (c_int, [_P, _P, POINTER(CombineArgs), *_BEGIN]),
+    "ep_moe_combine_add_rms_norm_begin": (c_int, [_P, _P, POINTER(CombineArgs), POINTER(AddRmsNorm), *_BEGIN]),
+    "ep_group_plan_poll": (c_bool, [_P]),
+    "ep_group_plan_finish": (c_int, [_P, _E]),
+    "ep_group_plan_cancel": (None, [_P]),
+    "ep_group_plan_destroy": (None, [_P]),
 }
 
 

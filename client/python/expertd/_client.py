@@ -12,11 +12,13 @@ import threading
 import time
 import weakref
 from ctypes import byref, c_uint32, c_uint64, c_void_p
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from . import _c, _tensors, errors
+from . import _c, _tensors, _values, errors
 from ._c import lib
+from ._gate import TOP_K_MAX, Gate
+from ._values import Tls
 
 _SLICE_US = 50_000  # waits in the main thread are cut into such, so that Ctrl-C is seen
 _WORDS = {
@@ -44,15 +46,6 @@ _TENSORS = (
 )
 _INTEGERS = {"zero_experts": 32, "copy_experts": 32, "const_experts": 32, "step_group": 64, "step_group_size": 32}
 _BOOLS = ("allow_duplicates", "allow_missing", "want_timing")
-
-
-@dataclass(frozen=True)
-class Tls:
-    """For tls+tcp:// URLs: PEM files, and the name in the service's certificate."""
-
-    ca_file: str
-    server_name: str
-    cert_key_file: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -152,61 +145,10 @@ class Result:
     combine_us: int
 
 
-# ---- from Python's values to C's ----
-
-
-def _integer(name: str, value: Any, bits: int, least: int = 0) -> int:
-    try:
-        number = value.__index__()
-    except AttributeError:
-        raise TypeError(f"{name} is a {type(value).__name__}: allowed is an integer") from None
-    if not least <= number < 1 << bits:
-        raise ValueError(f"{name} is {number}: allowed {least}..{(1 << bits) - 1}")
-    return number
-
-
-def _microseconds(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} is a {type(value).__name__}: allowed is a number of seconds")
-    if not 0 < value < 4294:
-        raise ValueError(f"{name} is {value}: allowed more than 0 and less than 4294 seconds")
-    return max(1, int(value * 1e6))
-
-
-def _text(name: str, value: Any) -> Optional[bytes]:
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is a {type(value).__name__}: allowed is a string")
-    if "\0" in value:
-        raise ValueError(f"{name} is {value!r}: allowed are strings without a zero")
-    return value.encode()
-
-
-def _bool(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} is a {type(value).__name__}: allowed are True and False")
-    return value
-
-
-def _word(name: str, value: Any, words: Dict[str, int]) -> int:
-    if not isinstance(value, str) or value not in words:
-        raise ValueError(f"{name} is {value!r}: allowed are {', '.join(map(repr, words))}")
-    return words[value]
-
-
-def _name_of(kind: str, number: int) -> str:
-    return next((word for word, n in _c.ENUMS[kind].items() if n == number), str(number))
-
-
-def _plain(kind: type, struct: ctypes.Structure, **more: Any) -> Any:
-    """A dataclass from the struct's fields of the same names."""
-    values = {f.name: getattr(struct, f.name) for f in fields(kind) if f.name not in more}
-    return kind(**{k: v.decode(errors="replace") if isinstance(v, bytes) else v for k, v in values.items()}, **more)
-
-
 class _Request:
     """The C side of one call, and all that must outlive it."""
+
+    gaps = _tensors.COPIED
 
     def __init__(
         self,
@@ -234,24 +176,23 @@ class _Request:
         if out_dtype not in (None, "bf16", "f16", "f32"):
             raise ValueError(f"out_dtype is {out_dtype!r}: allowed are None (x's), 'bf16', 'f16', 'f32'")
         if wire_dtype is not None:
-            _word("wire_dtype", wire_dtype, {"bf16": 1, "f16": 2, "f32": 3})
-        self.args, self.with_result = _c.MoeArgs(), _bool("with_result", with_result)
+            _values.word("wire_dtype", wire_dtype, {"bf16": 1, "f16": 2, "f32": 3})
+        self.args, self.with_result = _c.MoeArgs(), _values.boolean("with_result", with_result)
         self.keep: List[Any] = []
         a = self.args
         lib.ep_moe_args_init_sized(byref(a), ctypes.sizeof(a))
         if model is None:
             raise TypeError("model is None: allowed is a string")
-        a.model, a.version, a.layer = _text("model", model), _text("version", version), _integer("layer", layer, 32)
-        a.traceparent, a.tenant = _text("traceparent", traceparent), _text("tenant", tenant)
-        a.deadline_us = 0 if deadline is None else _microseconds("deadline", deadline)
-        if isinstance(x_abs_max, bool) or not isinstance(x_abs_max, (int, float)):
-            raise TypeError(f"x_abs_max is a {type(x_abs_max).__name__}: allowed is a number")
-        a.wire_dtype, a.x_abs_max = _tensors.DTYPES[wire_dtype or "none"], x_abs_max
+        a.model, a.version = _values.text("model", model), _values.text("version", version)
+        a.layer = _values.integer("layer", layer, 32)
+        a.traceparent, a.tenant = _values.text("traceparent", traceparent), _values.text("tenant", tenant)
+        a.deadline_us = 0 if deadline is None else _values.microseconds("deadline", deadline)
+        a.wire_dtype, a.x_abs_max = _tensors.DTYPES[wire_dtype or "none"], _values.number("x_abs_max", x_abs_max)
         given = self._set("x", x, dtype)
         if len(given.shape) != 2:
             raise ValueError(f"x has rank {len(given.shape)}: allowed is 2, [T,H]")
-        self._set("expert_ids", expert_ids, None)
-        self._set("expert_scales", expert_scales, dtype)
+        dtype = "bf16" if given.dtype == "bf16" else dtype  # elements of uint16 are then that
+        self.slots = self._take_routing(given.shape[0], expert_ids, expert_scales, dtype)
         self._take_options(more, dtype)
         self.tokens_error: Optional[BaseException] = None
         if on_tokens is not None:
@@ -262,7 +203,7 @@ class _Request:
         if a.allow_missing:
             if not with_result:
                 raise ValueError("allow_missing without with_result: only the Result tells missing rows from zeros")
-            self.missing = (c_uint32 * (a.expert_ids.shape[0] * a.expert_ids.shape[1]))()
+            self.missing = (c_uint32 * (given.shape[0] * self.slots))()
             a.missing_slots, a.missing_slots_max = self.missing, len(self.missing)
         self.out = self._new_out(x, given, out_dtype, dtype) if out is None else out
         view = _tensors.view("out", self.out, dtype, writable=True)
@@ -292,17 +233,28 @@ class _Request:
             tensor.data, tensor.shape[0] = array.data_ptr(), array.shape[0]
         return other
 
+    def begin(self, client: Any, number: int, out_call: Any, out_error: Any) -> int:
+        return lib.ep_moe_forward_async(
+            client, byref(self.args), byref(self.out_tensor), _on_done_c, number, byref(out_call), byref(out_error)
+        )
+
+    def _take_routing(self, tokens: int, expert_ids: Any, expert_scales: Any, dtype: Optional[str]) -> int:
+        """K."""
+        shape = self._set("expert_ids", expert_ids, None).shape
+        self._set("expert_scales", expert_scales, dtype)
+        return shape[1] if len(shape) == 2 else 0  # which the library refuses
+
     def _take_options(self, more: Dict[str, Any], dtype: Optional[str]) -> None:
         for name, value in more.items():
             if name in _TENSORS:
                 if value is not None:
                     self._set(name, value, dtype)
             elif name in _WORDS:
-                setattr(self.args, name, _word(name, value, _c.ENUMS[_WORDS[name]]))
+                setattr(self.args, name, _values.word(name, value, _c.ENUMS[_WORDS[name]]))
             elif name in _INTEGERS:
-                setattr(self.args, name, _integer(name, value, _INTEGERS[name]))
+                setattr(self.args, name, _values.integer(name, value, _INTEGERS[name]))
             elif name in _BOOLS:
-                setattr(self.args, name, _bool(name, value))
+                setattr(self.args, name, _values.boolean(name, value))
             else:
                 raise TypeError(
                     f"there is no argument {name!r}: allowed are those that Client.forward names, and "
@@ -312,12 +264,12 @@ class _Request:
     def _new_out(self, x: Any, given: _tensors.View, out_dtype: Optional[str], dtype: Optional[str]) -> Any:
         shape = given.shape
         if self.args.result == _c.ENUMS["EP_MOE_RESULT"]["uncombined"]:
-            shape = (shape[0], self.args.expert_ids.shape[1], shape[1])
+            shape = (shape[0], self.slots, shape[1])
         kind = out_dtype or (given.dtype if given.dtype in ("bf16", "f16", "f32") else "f32")
         return _tensors.empty_like(x, shape, kind)
 
     def _set(self, name: str, array: Any, dtype: Optional[str]) -> _tensors.View:
-        view = _tensors.view(name, array, dtype)
+        view = _tensors.view(name, array, dtype, gaps=self.gaps)
         setattr(self.args, name, view.tensor)
         self.keep.append(view.keep)
         return view
@@ -344,14 +296,41 @@ class _Request:
         if not self.with_result:
             return self.out
         missing = tuple(self.missing[: c.missing_count]) if self.missing is not None else ()
-        return self.out, _plain(
+        return self.out, _values.plain(
             Result,
             c,
-            mode=_name_of("EP_MOE_MODE", c.mode),
-            comm_alg=_name_of("EP_MOE_COMM_", c.comm_alg),
-            combine_at=_name_of("EP_MOE_COMBINE_AT", c.combine_at),
+            mode=_values.name_of("EP_MOE_MODE", c.mode),
+            comm_alg=_values.name_of("EP_MOE_COMM_", c.comm_alg),
+            combine_at=_values.name_of("EP_MOE_COMBINE_AT", c.combine_at),
             missing_slots=missing,
         )
+
+
+class _FixedRequest(_Request):
+    """One whose tensors the caller refills."""
+
+    gaps = _tensors.REFUSED
+
+
+class _LogitsRequest(_Request):
+    """One whose ids and scales a gate makes of logits."""
+
+    def begin(self, client: Any, number: int, out_call: Any, out_error: Any) -> int:
+        return lib.ep_moe_forward_logits_async(
+            client, byref(self.args), byref(self._gate), byref(self._logits), byref(self.out_tensor), _on_done_c,
+            number, byref(out_call), byref(out_error),
+        )
+
+    def _take_routing(self, tokens: int, logits: Any, gate: Any, dtype: Optional[str]) -> int:
+        if not isinstance(gate, Gate):
+            raise TypeError(f"gate is a {type(gate).__name__}: allowed is an expertd.Gate")
+        view = _tensors.view("logits", logits)
+        if len(view.shape) != 2:
+            raise ValueError(f"logits has rank {len(view.shape)}: allowed is 2, [T,E]")
+        self._logits = view.tensor
+        self._gate, keep = gate._to_c(tokens, view.shape[1])
+        self.keep += [view.keep, keep]
+        return min(self._gate.top_k, TOP_K_MAX)
 
 
 # ---- calls under way ----
@@ -394,15 +373,7 @@ class _Flight:
         _under_way[number] = self
         try:
             with self.client._use as handle:
-                code = lib.ep_moe_forward_async(
-                    handle,
-                    byref(self.request.args),
-                    byref(self.request.out_tensor),
-                    _on_done_c,
-                    number,
-                    byref(self.call),
-                    byref(error),
-                )
+                code = self.request.begin(handle, number, self.call, error)
             if code != 0:
                 raise errors.from_c(error)
         except BaseException:
@@ -505,7 +476,7 @@ class Prepared:
         return self._request.out
 
     def begin(self, n: Optional[int] = None) -> None:
-        error, tokens = _c.CError(), _integer("n", self._tokens if n is None else n, 32)
+        error, tokens = _c.CError(), _values.integer("n", self._tokens if n is None else n, 32)
         with self._busy:
             if lib.ep_call_begin(self._open(), tokens, byref(error)) != 0:
                 raise errors.from_c(error)
@@ -571,25 +542,28 @@ class Prepared:
         self.close()
 
 
-class _Use:
-    """with client._use as handle: the client is not destroyed inside. For short calls of the library."""
-
-    def __init__(self, client_ref: Any):
-        self._client, self._changed, self._count, self._closed = (
-            client_ref,
-            threading.Condition(threading.Lock()),
-            0,
-            False,
+def _check_process(pid: int, what: str) -> None:
+    if os.getpid() != pid:
+        raise errors.FailedPrecondition(
+            f"this process was forked from the one that made the {what}: a child makes its own"
         )
 
+
+class _Use:
+    """with client._use as handle: the client, or group, is not destroyed inside. For short calls of the library."""
+
+    def __init__(self, owner_ref: Any, what: str):
+        self._owner, self._what, self._changed = owner_ref, what, threading.Condition(threading.Lock())
+        self._count, self._closed = 0, False
+
     def __enter__(self) -> c_void_p:
-        client = self._client()
-        client._check_process()
+        owner = self._owner()
+        owner._check_process()
         with self._changed:
             if self._closed:
-                raise errors.Closed("the client is closed")
+                raise errors.Closed(f"the {self._what} is closed")
             self._count += 1
-        return client._handle
+        return owner._handle
 
     def __exit__(self, *_: Any) -> None:
         with self._changed:
@@ -644,24 +618,16 @@ class Client:
     ):
         config, error, handle = _c.ClientConfig(), _c.CError(), c_void_p()
         lib.ep_client_config_init_sized(byref(config), ctypes.sizeof(config))
-        config.coordinator_url, config.token = _text("coordinator", coordinator), _text("token", token)
+        config.coordinator_url, config.token = _values.text("coordinator", coordinator), _values.text("token", token)
         if nodes is not None:
             if isinstance(nodes, str):
                 raise TypeError("nodes is a str: allowed is a list of URLs")
-            urls = (ctypes.c_char_p * len(nodes))(*(_text(f"nodes[{i}]", url) for i, url in enumerate(nodes)))
+            urls = (ctypes.c_char_p * len(nodes))(*(_values.text(f"nodes[{i}]", url) for i, url in enumerate(nodes)))
             config.node_urls, config.node_urls_count = urls, len(nodes)
-        if tls is not None:
-            if not isinstance(tls, Tls):
-                raise TypeError(
-                    f"tls is a {type(tls).__name__}: allowed is expertd.Tls(ca_file, server_name, cert_key_file)"
-                )
-            config.tls_ca_file, config.tls_server_name = _text("tls.ca_file", tls.ca_file), _text(
-                "tls.server_name", tls.server_name
-            )
-            config.tls_cert_key_file = _text("tls.cert_key_file", tls.cert_key_file)
-        config.deadline_us = _microseconds("deadline", deadline)
-        config.numerics, config.lanes = _text("numerics", numerics), _text("lanes", lanes)
-        config.payload_crc = _bool("payload_crc", payload_crc)
+        _values.set_tls(config, tls)
+        config.deadline_us = _values.microseconds("deadline", deadline)
+        config.numerics, config.lanes = _values.text("numerics", numerics), _values.text("lanes", lanes)
+        config.payload_crc = _values.boolean("payload_crc", payload_crc)
         for name, value, bits in (
             ("buffer_bytes_max", buffer_bytes_max, 64),
             ("calls_max", calls_max, 32),
@@ -670,14 +636,14 @@ class Client:
             ("hedge_permille", hedge_permille, 32),
         ):
             if value is not None:
-                setattr(config, name, _integer(name, value, bits))
+                setattr(config, name, _values.integer(name, value, bits))
         if wait is not None:
-            _microseconds("wait", wait)
+            _values.microseconds("wait", wait)
         if lib.ep_client_create(byref(config), byref(handle), byref(error)) != 0:
             raise errors.from_c(error)
         self._handle, self._pid = handle, os.getpid()
         self._prepared: "weakref.WeakSet[Prepared]" = weakref.WeakSet()
-        self._use, self._deadline, self._has_table = _Use(weakref.ref(self)), deadline, False
+        self._use, self._deadline, self._has_table = _Use(weakref.ref(self), "client"), deadline, False
         self._pool = concurrent.futures.ThreadPoolExecutor(
             128, "expertd"
         )  # for waits of prepared calls; its threads come when needed
@@ -744,11 +710,32 @@ class Client:
         is Unavailable: wait_ready waits for that."""
         return await _fly(self, _Request(model, layer, x, expert_ids, expert_scales, out, **options))
 
+    def forward_logits(
+        self, model: str, layer: int, x: Any, logits: Any, gate: Gate, out: Any = None, **options: Any
+    ) -> Any:
+        """forward with the gate's choice: the bits of forward with the ids and scales of gate.choose(logits).
+
+        logits  [T,E] f32, E the layer's experts, then the call's zero, copy and constant ones
+        gate    expertd.Gate
+
+        Tokens that active_mask leaves out may have anything in their logits; NaN and Inf of the others go by nan_policy.
+        The rest is as in forward. Errors, too: ValueError (InvalidArgument) where the gate has other experts than the
+        layer, or names a logit.
+        """
+        return self._run(_LogitsRequest(model, layer, x, logits, gate, out, **options))
+
+    async def forward_logits_async(
+        self, model: str, layer: int, x: Any, logits: Any, gate: Gate, out: Any = None, **options: Any
+    ) -> Any:
+        """forward_logits, for asyncio, with the rules of forward_async. The gate runs before the first await."""
+        return await _fly(self, _LogitsRequest(model, layer, x, logits, gate, out, **options))
+
     def prepare(
         self, model: str, layer: int, x: Any, expert_ids: Any, expert_scales: Any, out: Any = None, **options: Any
     ) -> Prepared:
-        """The arguments of forward, as buffers to be used again and again: refill them between runs."""
-        request = _Request(model, layer, x, expert_ids, expert_scales, out, **options)
+        """The arguments of forward, as buffers to be used again and again: refill them between runs. None is copied:
+        an input with gaps between a row's elements is refused."""
+        request = _FixedRequest(model, layer, x, expert_ids, expert_scales, out, **options)
         return Prepared(self, request)
 
     # ---- what it knows ----
@@ -756,7 +743,7 @@ class Client:
     def wait_ready(self, timeout: float = 10.0) -> None:
         """Until a routing table is there and a node of each model is connected. Errors: DeadlineExceeded with the last
         report."""
-        end, error = time.monotonic() + _microseconds("timeout", timeout) / 1e6, _c.CError()
+        end, error = time.monotonic() + _values.microseconds("timeout", timeout) / 1e6, _c.CError()
         while True:
             left_us = max(0, int((end - time.monotonic()) * 1e6))
             with self._use as handle:
@@ -776,8 +763,8 @@ class Client:
                 layer = _c.sized(_c.LayerDesc)
                 while self._code(lib.ep_client_layer(handle, model.name, model.version, len(layers), byref(layer))):
                     form = {} if layer.form_told else dict.fromkeys(("shared_inner", "alpha", "beta", "limit"))
-                    layers.append(_plain(Layer, layer, **form))
-                found.append(_plain(Model, model, is_default=model.is_default != 0, layers=tuple(layers)))
+                    layers.append(_values.plain(Layer, layer, **form))
+                found.append(_values.plain(Model, model, is_default=model.is_default != 0, layers=tuple(layers)))
         return found
 
     def health(self) -> Health:
@@ -788,14 +775,14 @@ class Client:
         waits = _c.sized(_c.NodeWaits)
         with self._use as handle:
             while epoch and self._code(lib.ep_client_read_waits(handle, len(nodes), byref(waits))):
-                nodes.append(_plain(Node, waits))
+                nodes.append(_values.plain(Node, waits))
         ready = bool(models) and all(layer.copies_min > 0 for model in models for layer in model.layers)
         return Health(ready, epoch, tuple(models), tuple(nodes), self.stats())
 
     def memory(self, timeout: float = 2.0) -> Dict[str, Optional[int]]:
         """Bytes of experts, of all models, in the memory of each node of the table. Asks all nodes at once; None: it
         gave no answer in timeout seconds. Errors: Unavailable before the first table."""
-        timeout_us = _microseconds("timeout", timeout)
+        timeout_us = _values.microseconds("timeout", timeout)
 
         def ask(index: int) -> Optional[Tuple[str, Optional[int]]]:
             memory, error = _c.sized(_c.NodeMemory), _c.CError()
@@ -816,11 +803,11 @@ class Client:
         stats = _c.sized(_c.ClientStats)
         with self._use as handle:
             lib.ep_client_read_stats(handle, byref(stats))
-        return _plain(Stats, stats)
+        return _values.plain(Stats, stats)
 
     def set_token(self, token: Optional[str]) -> None:
         """For connections made from now on; open ones stay open."""
-        error, text = _c.CError(), _text("token", token)
+        error, text = _c.CError(), _values.text("token", token)
         with self._use as handle:
             if lib.ep_client_set_token(handle, text, byref(error)) != 0:
                 raise errors.from_c(error)
@@ -846,10 +833,7 @@ class Client:
         raise TypeError("a Client cannot be copied or sent to another process: make one there")
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise errors.FailedPrecondition(
-                "this process was forked from the one that made the client: a child makes its own"
-            )
+        _check_process(self._pid, "client")
 
     def _epoch(self) -> Optional[Tuple[int, int]]:
         term, number = c_uint64(), c_uint64()

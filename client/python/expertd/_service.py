@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from . import _client, errors
+from . import _client, _values, errors
 
 _ROWS_MAX = 16384  # of one call: fewer than the service allows
 _LOOK_SECONDS = 0.2  # between two looks at a service that still loads
@@ -93,7 +93,7 @@ class Service(Shared):
         deadline: float,
         options: Any,
     ):
-        _client._microseconds("wait", wait)  # refused before a model is loaded
+        _values.microseconds("wait", wait)  # refused before a model is loaded
         self.url, self.model_name, self.version, self.wait = experts, model_name, version, wait
         self.client = _client.Client(experts, **{"wait": None, "deadline": deadline, **(options or {})})
         self._requests: Dict[Any, _client._Request] = {}  # one for each kind of call

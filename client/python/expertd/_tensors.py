@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays of callers as views that libexpertd reads or writes: NumPy's by its own attributes, all others by DLPack.
-Nothing is copied but an input of NumPy's whose rows have gaps between their elements."""
+Nothing is copied but a call's input of NumPy's whose rows have gaps between their elements."""
 
 import ctypes
 import functools
@@ -35,6 +35,7 @@ DLPACK = {
     (6, 8): "bool",
 }
 CPU = (1, 0)
+COPIED, REFUSED, TAKEN = range(3)  # gaps between elements, see view
 
 
 class DLTensor(Structure):
@@ -69,6 +70,10 @@ _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.argtypes = [ctypes.py_object, c_char_p]
 
 
+def _dense(shape, size):
+    return [size * int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape))]
+
+
 class View:
     """An ep_tensor and what must live as long as it is used."""
 
@@ -78,7 +83,7 @@ class View:
         self.keep, self.dtype, self.shape = keep, dtype, tuple(shape)
         self.tensor = _c.Tensor(ctypes.sizeof(_c.Tensor), DTYPES[dtype], pointer, len(self.shape))
         self.tensor.shape[: len(self.shape)] = self.shape
-        self.tensor.stride_bytes[: len(self.shape)] = strides
+        self.tensor.stride_bytes[: len(self.shape)] = strides if 0 not in self.shape else _dense(self.shape, BYTES[dtype])
 
 
 def _element(name, dtype, wanted16, what):
@@ -94,18 +99,18 @@ def _element(name, dtype, wanted16, what):
 
 
 def _rows_are_whole(shape, strides, size):
-    return not shape or shape[-1] <= 1 or strides[-1] == size
+    return 0 in shape or not shape or shape[-1] <= 1 or strides[-1] == size  # NumPy's empty ones have strides of 0
 
 
-def _of_numpy(name, array, wanted16, writable):
+def _of_numpy(name, array, wanted16, writable, gaps):
     if not array.dtype.isnative:
         raise TypeError(f"{name} has type {array.dtype.str}: allowed is this machine's byte order")
     dtype = _element(name, array.dtype.name, wanted16, array.dtype.name)
     if writable and not array.flags.writeable:
         raise ValueError(f"{name} is read-only")
     whole = _rows_are_whole(array.shape, array.strides, array.itemsize) and min(array.strides, default=0) >= 0
-    if not whole:
-        if writable:
+    if not whole and gaps != TAKEN:
+        if writable or gaps == REFUSED:
             raise ValueError(f"{name} has strides {array.strides}: allowed are rows without gaps, in order")
         array = np.ascontiguousarray(array)
     return View(array, dtype, array.__array_interface__["data"][0], array.shape, array.strides)
@@ -125,7 +130,7 @@ def _capsule(name, array, writable):
         return array.__dlpack__()
 
 
-def _of_dlpack(name, array, wanted16, writable):
+def _of_dlpack(name, array, wanted16, writable, gaps):
     try:
         capsule = _capsule(name, array, writable)
     except (BufferError, RuntimeError) as error:  # a tensor that wants a gradient, for one, which there is none of
@@ -151,13 +156,9 @@ def _of_dlpack(name, array, wanted16, writable):
     if not 0 <= t.ndim <= _c.RANK_MAX:
         raise ValueError(f"{name} has rank {t.ndim}: allowed 0..{_c.RANK_MAX}")
     shape, size = t.shape[: t.ndim], BYTES[dtype]
-    strides = (
-        [s * size for s in t.strides[: t.ndim]]
-        if t.strides
-        else [size * int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(t.ndim)]
-    )
+    strides = [s * size for s in t.strides[: t.ndim]] if t.strides else _dense(shape, size)
     pointer = (t.data or 0) + t.byte_offset
-    if _rows_are_whole(shape, strides, size) and min(strides, default=0) >= 0:
+    if gaps == TAKEN or (_rows_are_whole(shape, strides, size) and min(strides, default=0) >= 0):
         return View((capsule, array), dtype, pointer, shape, strides)  # the capsule frees what it holds when it goes
     raise ValueError(
         f"{name} has strides {strides} in bytes: allowed are rows without gaps, in order; make it contiguous"
@@ -184,8 +185,16 @@ def _of_torch(name, array):
     return View(array, dtype, array.data_ptr(), shape, strides)
 
 
-def view(name, array, wanted16=None, writable=False):
-    """View of an input, or with writable of an output. wanted16: what elements of uint16 are."""
+def view(name, array, wanted16=None, writable=False, gaps=COPIED):
+    """View of an input, or with writable of an output. wanted16: what elements of uint16 are. gaps between a row's
+    elements: an input with them is COPIED (NumPy's only), REFUSED where the caller refills it, or TAKEN as it is."""
+    found = _view(name, array, wanted16, writable, gaps)
+    if not found.shape:
+        raise ValueError(f"{name} has rank 0: allowed 1..{_c.RANK_MAX}")  # to libexpertd it would be absent
+    return found
+
+
+def _view(name, array, wanted16, writable, gaps):
     torch = sys.modules.get("torch")
     of_torch = getattr(torch, "Tensor", None)  # None too while torch is being imported
     if of_torch is not None and isinstance(array, of_torch):
@@ -197,9 +206,9 @@ def view(name, array, wanted16=None, writable=False):
     if isinstance(array, np.ndarray):
         if array.ndim > _c.RANK_MAX:
             raise ValueError(f"{name} has rank {array.ndim}: allowed 0..{_c.RANK_MAX}")
-        return _of_numpy(name, array, wanted16, writable)
+        return _of_numpy(name, array, wanted16, writable, gaps)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
-        return _of_dlpack(name, array, wanted16, writable)
+        return _of_dlpack(name, array, wanted16, writable, gaps)
     raise TypeError(f"{name} is a {type(array).__name__}: allowed are NumPy arrays and objects with __dlpack__")
 
 
@@ -207,10 +216,10 @@ def empty_like(array, shape, dtype):
     """A new output of the kind of array: PyTorch's for PyTorch's, else NumPy's."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+        dtypes = {word: there for there, word in _torch_names().items()}
         return torch.empty(shape, dtype=dtypes[dtype], device=array.device)
     if dtype != "bf16":
-        return np.empty(shape, {"f16": np.float16, "f32": np.float32}[dtype])
+        return np.empty(shape, next(name for name, word in NUMPY.items() if word == dtype))
     if isinstance(array, np.ndarray) and array.dtype.name == "bfloat16":
         return np.empty(shape, array.dtype)
     return np.empty(shape, np.uint16)

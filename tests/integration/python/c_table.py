@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""c_table.py c|python: what expertd._c says of C, as a C program that prints what the compiler says, or as the same lines from Python."""
-import ctypes, sys
+"""c_table.py c|python|fields HEADERS: what expertd._c says of C, as a C program that prints what the compiler says, or as the same lines from Python.
+fields: that no struct of the headers has a field that it has not; one in the padding at the end changes no size."""
+import ctypes, glob, re, sys
 
 from expertd import _c, errors
 
@@ -25,12 +26,27 @@ def facts():
     yield "0L EP_ERR_MAP(ONE)", len(errors.BY_CODE) + 2
 
 
+def fields_of(text, name):
+    """Of the struct in the header, in their order."""
+    body = re.search(r"typedef struct %s \{(.*?)\} %s;" % (name, name), re.sub(r"/\*.*?\*/", "", text, flags=re.S), re.S).group(1)
+    return [re.search(r"\(\*(\w+)\)|(\w+)\s*(?:\[[^]]*\])*\s*$", line).group(1, 2) for line in body.split(";")[:-1]]
+
+
+def check_fields(headers):
+    text = "".join(open(path).read() for path in sorted(glob.glob(headers + "/expertd/*.h")))
+    for name, struct in _c.STRUCTS.items():
+        there, here = [a or b for a, b in fields_of(text, name)], [field for field, *_ in struct._fields_]
+        assert there == here, f"{name} has the fields {there}, expertd._c {here}"
+
+
 def main():
+    if sys.argv[1] == "fields":
+        return check_fields(sys.argv[2])
     if sys.argv[1] == "python":
         for expression, value in facts():
             print(expression, value)
         return
-    print('#include <stddef.h>\n#include <stdio.h>\n#include "expertd/client.h"\n#define ONE(...) +1\nint main(void)\n{')
+    print('#include <stddef.h>\n#include <stdio.h>\n#include "expertd/client.h"\n#include "expertd/group.h"\n#define ONE(...) +1\nint main(void)\n{')
     for expression, _ in facts():
         print(f'    printf("%s %ld\\n", "{expression}", (long)({expression}));')
     print("}")

@@ -200,6 +200,7 @@ def case_dlpack(c, b):
         assert not Dlpack.alive and Dlpack.deleted == 8
         y = c.forward("demo", LAYER, x, ids, scales, out_dtype="f32")
         assert isinstance(y, np.ndarray) and np.array_equal(y, b.y32)
+        assert np.array_equal(c.forward("demo", LAYER, x, ids, scales), b.y16)  # x says what its uint16 is
     raised(ValueError, "x is on DLPack device (2, 1)", c.forward, "demo", LAYER, Dlpack(b.x, BF16, 16, True, device=(2, 1)), b.ids, b.scales)
     raised(ValueError, "out is read-only", c.forward, *b.arguments(), Dlpack(out, BF16, 16, True, flags=1), dtype="bf16")
     raised(ValueError, "out is a JAX array", c.forward, *b.arguments(), JaxArray(out, BF16, 16, False), dtype="bf16")
@@ -216,6 +217,75 @@ def case_frameworks(c, b):
     y = c.forward("demo", LAYER, x, torch.from_numpy(b.ids), torch.from_numpy(b.scales))
     assert y.dtype == torch.bfloat16 and np.array_equal(y.view(torch.int16).numpy().view(np.uint16), b.y16)
     raised(ValueError, "x cannot be had by DLPack", c.forward, "demo", LAYER, torch.zeros(TOKENS, HIDDEN, requires_grad=True), b.ids, b.scales)
+
+
+# ---- a gate in front ----
+
+
+def case_logits(c, b):
+    """The bits of forward with the gate's choice, in each form."""
+    draw = np.random.default_rng(7)
+    logits = draw.standard_normal((TOKENS, EXPERTS)).astype(np.float32)
+    gates = [
+        expertd.Gate(TOP_K, renormalise=True),
+        expertd.Gate(TOP_K, "logit", "softmax_selected"),
+        expertd.Gate(3, "sigmoid", "sigmoid", bias=draw.random(EXPERTS, np.float32), groups=4, groups_kept=2, group_best=2, group_mask="minus_inf",
+                     renormalise=True, epsilon=1e-20, scaling_factor=2.5, expert_factors=draw.random(EXPERTS, np.float32)),
+        expertd.Gate(TOP_K, noise_temperature=0.5, seed=9),
+        expertd.Gate(TOP_K, weight="sigmoid", chosen=b.ids + (b.ids < 0)),
+    ]
+    for gate in gates:
+        ids, scales = gate.choose(logits)
+        assert ids.shape == scales.shape == (TOKENS, gate.top_k)
+        for options in {}, dict(mode="prefill"), dict(result="uncombined", shared_source="none"):
+            y = c.forward("demo", LAYER, b.x, ids, scales, dtype="bf16", **options)
+            out = np.zeros_like(y)
+            assert c.forward_logits("demo", LAYER, b.x, logits, gate, out, dtype="bf16", **options) is out and np.array_equal(out, y), (gate, options)
+            got, result = asyncio.run(c.forward_logits_async("demo", LAYER, b.x, logits, gate, dtype="bf16", with_result=True, allow_missing=True, **options))
+            assert np.array_equal(got, y) and result.missing_slots == ()
+    wide = np.zeros((TOKENS, 2 * EXPERTS), np.float32)
+    wide[:, ::2] = logits
+    assert np.array_equal(c.forward_logits("demo", LAYER, b.x32, wide[:, ::2], gates[0]), c.forward("demo", LAYER, b.x32, *gates[0].choose(wide[:, ::2])))
+    logits[1] = np.nan
+    mask = np.arange(TOKENS) != 1
+    y = c.forward_logits("demo", LAYER, b.x32, logits, gates[0], active_mask=mask)
+    assert not y[1].any() and y[0].all()
+    check_bad_gates(c, b, logits)
+
+
+def check_bad_gates(c, b, logits):
+    good = expertd.Gate(TOP_K)
+    raised(errors.InvalidArgument, "token 1", c.forward_logits, "demo", LAYER, b.x32, logits, good, nan_policy="reject")
+    raised(TypeError, "gate is a int", c.forward_logits, "demo", LAYER, b.x32, logits, 2)
+    raised(TypeError, "logits is a list", c.forward_logits, "demo", LAYER, b.x32, [[1.0]], good)
+    raised(ValueError, "logits has rank 1: allowed is 2, [T,E]", c.forward_logits, "demo", LAYER, b.x32, logits[0], good)
+    raised(ValueError, "logits has type bf16", c.forward_logits, "demo", LAYER, b.x32, Dlpack(logits.view(np.uint16)[:, ::2], 4, 16, True), good)
+    raised(ValueError, "the gate has 15 experts", c.forward_logits, "demo", LAYER, b.x32, logits[:, :15], good)
+    raised(ValueError, "logits have 3 tokens, x has 6", c.forward_logits, "demo", LAYER, b.x32, logits[:3], good)
+    for kind, text, wrong in (
+        (ValueError, "top_k", dict(top_k=17)),
+        (ValueError, "top_k", dict(top_k=2**31)),
+        (TypeError, "top_k is a float", dict(top_k=2.0)),
+        (ValueError, "select is 'max': allowed are 'logit', 'softmax'", dict(select="max")),
+        (ValueError, "select", dict(select="softmax_selected")),
+        (ValueError, "group_mask is 'inf'", dict(group_mask="inf")),
+        (TypeError, "renormalise is a int", dict(renormalise=1)),
+        (TypeError, "epsilon is a str", dict(epsilon="0")),
+        (TypeError, "bias has type float64: allowed is float32", dict(bias=np.zeros(EXPERTS))),
+        (ValueError, "bias has shape [3]: allowed is [16]", dict(bias=np.zeros(3, np.float32))),
+        (ValueError, "chosen has shape [6, 3]: allowed is [6, 2]", dict(chosen=np.zeros((TOKENS, 3), np.int32))),
+        (ValueError, "groups", dict(groups=3, groups_kept=1, group_best=1)),
+    ):
+        gate = expertd.Gate(**{**dict(top_k=TOP_K), **wrong})
+        for options in {}, dict(result="uncombined", shared_source="none", allow_missing=True, with_result=True):
+            raised(kind, text, c.forward_logits, "demo", LAYER, b.x32, np.nan_to_num(logits), gate, **options)
+        raised(kind, text, gate.choose, np.zeros((TOKENS, EXPERTS), np.float32))
+
+
+def case_no_tokens(c, b):
+    for x in b.x32[:0], np.empty((0, HIDDEN), np.float32):
+        y = c.forward("demo", LAYER, x, np.empty((0, TOP_K), np.int32), np.empty((0, TOP_K), np.float32))
+        assert y.shape == (0, HIDDEN)
 
 
 # ---- bad arguments ----
@@ -244,6 +314,7 @@ def case_bad_arguments(c, b):
         (ValueError, "out is read-only", dict(out=np.broadcast_to(np.float32(0), (TOKENS, HIDDEN)))),
         (ValueError, "out has strides", dict(out=np.zeros((HIDDEN, TOKENS), np.float32).T)),
         (ValueError, "out overlaps x", dict(out=b.x32)),
+        (ValueError, "active_mask has rank 0: allowed 1..8", dict(active_mask=np.array(False))),
         (ValueError, "out has type f32 and out_dtype is bf16", dict(out=np.zeros((TOKENS, HIDDEN), np.float32), out_dtype="bf16")),
         (ValueError, "dtype is 'f16'", dict(dtype="f16")),
         (ValueError, "out_dtype is 'i8'", dict(out_dtype="i8")),
@@ -419,6 +490,8 @@ def case_prepared(c, b):
         call.finish()
         assert np.array_equal(asyncio.run(call.run_async(3))[:3], b2[:3])
     raised(errors.Closed, "the prepared call is closed", call.run)
+    # a copy of it would be computed again and again, whatever the caller refills
+    raised(ValueError, "x has strides (4, 24): allowed are rows without gaps", c.prepare, "demo", LAYER, np.asfortranarray(b.x32), b.ids, b.scales)
 
 
 # ---- tokens as they are ready ----

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The Python package as users have it: its C table held to the headers, the wheel built and installed into a fresh environment, the manual's first call,
-and cases.py there against a coordinator and two nodes."""
+cases.py there against a coordinator and two nodes, and group_cases.py."""
 import os, re, shutil, subprocess, sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -25,7 +25,8 @@ def make_environment(c):
 
 
 def check_c_table(c, python):
-    """Sizes, offsets and numbers of _c.py as the compiler has them."""
+    """Fields, sizes, offsets and numbers of _c.py as the headers and the compiler have them."""
+    c.run(python, f"{HERE}/c_table.py", "fields", f"{SOURCE}/lib/include")
     source = c.run(python, f"{HERE}/c_table.py", "c").stdout
     c.run("cc", "-I", f"{SOURCE}/lib/include", "-o", c.path("table"), c.write("table.c", source))
     said, wanted = c.run(python, f"{HERE}/c_table.py", "python").stdout, c.run(c.path("table")).stdout
@@ -33,17 +34,19 @@ def check_c_table(c, python):
 
 
 def check_manual(c, python, url):
-    """The first call of the manual, as it stands there."""
-    code = re.search(r"```python\n(.*?)```", open(f"{SOURCE}/deploy/manual/python.md").read(), re.S).group(1)
-    assert "tcp://127.0.0.1:7410" in code
-    said = c.run(python, "-c", code.replace("tcp://127.0.0.1:7410", url)).stdout
+    """The first call of the manual, and its group, as they stand there."""
+    call, group = re.findall(r"```python\n(.*?)```", open(f"{SOURCE}/deploy/manual/python.md").read(), re.S)[:2]
+    assert "tcp://127.0.0.1:7410" in call and "tcp://127.0.0.1:7500" in group
+    said = c.run(python, "-c", call.replace("tcp://127.0.0.1:7410", url)).stdout
     assert said == b"(4, 128) float32\n", said
+    said = c.run(python, "-c", group.replace("tcp://127.0.0.1:7500", "tcp://127.0.0.1:0"), "0", "1").stdout
+    assert said == b"0 True\n", said
 
 
-def run_cases(python, **environment):
+def run_cases(python, program="cases.py", **environment):
     environment = {"TEST_TOKEN": "token-of-clients-1", "TEST_NODES": "", **os.environ, **environment}
-    done = subprocess.run([python, "-X", "faulthandler", f"{HERE}/cases.py", BUILD, SOURCE], env=environment, timeout=280)
-    assert done.returncode == 0, f"cases.py ended with {done.returncode}"
+    done = subprocess.run([python, "-X", "faulthandler", f"{HERE}/{program}", BUILD, SOURCE], env=environment, timeout=280)
+    assert done.returncode == 0, f"{program} ended with {done.returncode}"
 
 
 def check_tls(c, python, token):
@@ -70,6 +73,7 @@ def main():
         c.wait_serving("--coordinator", url, "--token-file", token)
         run_cases(python, TEST_URL=url, TEST_NODES=" ".join(str(p.pid) for n, p in c.processes if n in "ab"))
         check_tls(c, python, token)
+        run_cases(python, "group_cases.py", TEST_URL="")
     with Cluster() as c:
         url = c.coordinator()["rpc_url"]
         c.node("a", f"--coordinator-url={url}")
