@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl model: which version callers get that name none, and which types of model there are
- * rules for. */
+/* expertctl model: which version callers get that name none, what layers are, and which types of
+ * model there are rules for. */
+#include "cmd_model_show.h"
 #include "command_table.h"
 #include "control.h"
 #include "model/model_types.h"
@@ -141,13 +142,15 @@ static const ep_cli_command types_command = {
     .run = run_types,
 };
 
-static const ep_cli_command *const verbs[] = {&default_command, &types_command, NULL};
+static const ep_cli_command *const verbs[] = {&default_command, &ep_cli_model_show_command,
+                                              &types_command, NULL};
 const ep_cli_command ep_cli_model = {
     .name = "model",
-    .help = "versions for callers that name none, and known model types",
-    .args = "default|types [OPTION...]",
+    .help = "versions for callers that name none, layers, and known model types",
+    .args = "default|show|types [OPTION...]",
     .doc = "What an operator decides about models, and asks about them.\v  default  sets the "
            "version for callers that name none\n"
+           "  show     prints what the layers of served models are, or of a checkpoint\n"
            "  types    prints the model types there are rules for\n\n"
            "Each has its own help: expertctl model default --help\n\n"
            "Examples:\n"

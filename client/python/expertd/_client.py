@@ -67,8 +67,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Model:
-    """version is a hash of the config and of the weights' identity: equal versions, the same model. numerics: "" until
-    one is pinned."""
+    """version is a digest of the config (sizes, activation and its numbers, shared width) and of the weights' identity:
+    equal versions, the same model; expertctl model show --checkpoint PATH prints a checkpoint's. numerics: "" until one
+    is pinned."""
 
     name: str
     version: str

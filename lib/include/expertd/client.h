@@ -130,8 +130,10 @@ typedef struct ep_layer_desc {
 typedef struct ep_model_desc {
     uint32_t struct_bytes;
     char name[128];
-    /* a hash of the model's config and of its weights' identity: equal on both sides, the same
-     * model */
+    /* the digest of the expert form: over config.json, so sizes, activation and its numbers, the
+     * shared width, and every weight file's size, header and samples of its data; a word behind it
+     * ("-mxfp4") where nodes hold experts in another format than the files'. Equal on both sides,
+     * the same model. `expertctl model show --checkpoint PATH` prints it for a caller's files */
     char version[32];
     char numerics[96]; /* pinned id, "" none yet */
     uint32_t layers_count;

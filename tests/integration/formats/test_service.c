@@ -2,9 +2,11 @@
 /*
  * expertd serves checkpoints of every name family, format and activation at once; every row equals,
  * bit for bit, the row of the oracle (tests/reference), which reads the same files with its own
- * code; also where the node puts float weights into another format.
+ * code; also where the node puts float weights into another format. What expertctl model show says
+ * of the service is what it says of the files.
  */
 #include <criterion/criterion.h>
+#include <jansson.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -148,6 +150,59 @@ static enum ref_family family_of(const ep_format_case *form, enum ref_family tol
                                    : told;
 }
 
+/* The models that expertctl model show prints. */
+static json_t *shown(const char *from)
+{
+    char *text = NULL;
+    const int code = ep_test_process_run_line(dir, EP_EXPERTCTL, NULL, WAIT_MS, &text,
+                                              "model show -o json %s", from);
+    json_t *models = json_loads(text, 0, NULL);
+    cr_assert(code == 0 && json_is_array(models), "%s: %d: %s", from, code, text);
+    free(text);
+    return models;
+}
+
+static bool has_number(const json_t *layer, const char *name, float wanted)
+{
+    return (float)json_real_value(json_object_get(layer, name)) == wanted;
+}
+
+static void expect_shown(const char *const *flags)
+{
+    char from[PATH_BYTES + 64];
+    snprintf(from, sizeof(from), "--node %s", node.rpc_url);
+    json_t *service = shown(from);
+    cr_assert_eq(json_array_size(service), ep_format_cases_count);
+    for (size_t i = 0; i < ep_format_cases_count; i++) {
+        const ep_format_case *form = &ep_format_cases[i];
+        size_t m = 0;
+        json_t *model = NULL;
+        json_array_foreach(service, m, model)
+        {
+            if (strcmp(json_string_value(json_object_get(model, "model")), form->name) == 0) {
+                break;
+            }
+        }
+        cr_assert_lt(m, ep_format_cases_count, "%s is not shown", form->name);
+        snprintf(from, sizeof(from), "--checkpoint %s", strchr(flags[i], '/'));
+        json_t *files = shown(from);
+        const json_t *file = json_array_get(files, 0);
+        const json_t *layers = json_object_get(file, "layers");
+        const json_t *layer = json_array_get(layers, 0);
+        cr_expect(json_equal(json_object_get(file, "version"), json_object_get(model, "version")) &&
+                      json_equal(layers, json_object_get(model, "layers")),
+                  "%s: the service and its files are shown otherwise", form->name);
+        cr_expect_str_eq(json_string_value(json_object_get(layer, "activation")),
+                         ep_activation_name(form->activation));
+        cr_expect(has_number(layer, "alpha", form->numbers.alpha) &&
+                      has_number(layer, "beta", form->numbers.beta) &&
+                      has_number(layer, "limit", form->numbers.limit),
+                  "%s: other numbers", form->name);
+        json_decref(files);
+    }
+    json_decref(service);
+}
+
 static void expect_service(enum ref_family family, bool is_auto)
 {
     static char paths[MODELS_MAX][PATH_BYTES];
@@ -182,6 +237,9 @@ static void expect_service(enum ref_family family, bool is_auto)
                      paths[i]);
     }
     ep_test_peer_close(&peer);
+    if (family == REF_PORTABLE && !is_auto) {
+        expect_shown(args + 5);
+    }
     cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
 }
 

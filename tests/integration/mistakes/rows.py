@@ -67,6 +67,7 @@ ctl("a seed where nothing is drawn", PLAN + "--trace $folder/text --seed 1", 2, 
 ctl("more nodes at once than there are on a host", PLAN + "--zipf 1 --nodes-per-host 2 --nodes-at-once 3", 2, "--nodes-at-once is '3'", "allowed: 1..2", "--nodes-per-host")
 ctl("figures of a machine without a model", "plan --measured $folder/text", 2, "--measured is given without --model")
 ctl("an order to nodes that are not there", PLAN + "--zipf 1 --apply", 2, "--apply and --model are both given", "one of them")
+ctl("a checkpoint that is the service's", "model show --checkpoint $model --version v9", 2, "--version and --checkpoint are both given", "one of them")
 ctl("no model", "forward --layer 2 --in $folder/batch --out $folder/y", 2, "--model is missing", "expertctl status")
 ctl("no input", "forward --model demo --layer 2 --out $folder/y", 2, "--in and --random are both missing", "one of them")
 ctl("a misspelt word", "forward --mode fast", 2, "--mode is 'fast'", "allowed: auto, decode, prefill")
@@ -255,6 +256,7 @@ node("a disk without room for packed experts", OPEN + " --weight-cache-dir=$fold
 
 group = "versions"
 ctl("a version nobody has", FORWARD + "--version v9 --coordinator $coord_rpc", 1, "no model demo:v9", "it has: demo:")
+ctl("a version nobody has, to show", "model show --model demo --version v9 --coordinator $coord_rpc", 1, "v9", "demo")
 ctl("a version nobody has, for all", "model default demo v9 --admin $coord_admin", 1, "'v9'", "demo", "known")
 ctl("the table of a version nobody has", "table --model demo --version v9 --coordinator $coord_rpc", 1, "no model 'demo' version v9", "the table has demo version ")
 ctl("other weights under the same name", "doctor --coordinator $coord_rpc", 1, "model demo is served in versions ", "(default)", "Do: ", "expertctl model default")

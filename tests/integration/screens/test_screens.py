@@ -29,7 +29,7 @@ def piped(*command, codes=(0,)):
 def check_help():
     """Of each command and verb: no line is wider, and no example was broken by wrapping."""
     names = re.findall(r"^  (\w+) +\S", piped(EXPERTCTL, "--help").split("Commands:")[1].split("\n\n")[0], re.M)
-    verbs = ["frame encode", "frame decode", "trace record", "trace report", "trace export", "trace snapshot", "model default", "context add"]
+    verbs = ["frame encode", "frame decode", "trace record", "trace report", "trace export", "trace snapshot", "model default", "model show", "context add"]
     for name in ["--help", *sorted(set(names) - {"help"}), *verbs]:
         text = piped(EXPERTCTL, *(name.split() if name.startswith("-") else [*name.split(), "--help"]))
         assert all(len(line) <= 80 for line in text.splitlines()), (name, [line for line in text.splitlines() if len(line) > 80])
@@ -175,6 +175,7 @@ with Cluster() as c:
         (ctl("status", "--node", nodes[0]["rpc_url"]), ["NODE", "STATE", "ROWS SERVED", "FAILED", "LAYER", "healthy"], ["WEIGHTS", "UPTIME", "URL"], (0,)),
         (ctl("status", "--coordinator", "tcp://127.0.0.1:1"), [], [], (3,)),
         (ctl("table", *where, "--layer", "0"), ["LAYER", "EXPERT", "NODES"], ["MODEL", "VERSION"], (0,)),
+        (ctl("model", "show", *where), ["LAYER", "ACTIVATION", "ALPHA", "BETA", "LIMIT"], ["MODEL", "HIDDEN", "SHARED INNER"], (0,)),
         (ctl("stats", *where, "--experts"), ["MODEL", "LAYER", "SLOTS", "MAX/MEAN", "GINI", "EXPERT", "SHARE"], ["VERSION", "EXPERTS"], (0,)),
         (ctl("plan", "--admin", ports["admin_url"]), ["NODE", "COPIES", "TO LOAD", "LAYER", "/MEAN", "/BOUND"], ["VERSION", "GIVEN UP"], (0,)),
         (ctl("config", "--admin", ports["admin_url"]), ["KEY", "VALUE"], ["ORIGIN", "RELOAD", "flag --listen"], (0,)),
