@@ -18,9 +18,11 @@
  *            nng) and LIBEXPERTD_BUSY_POLL_US in the environment choose how tcp:// is carried.
  *            After fork() every call in the child with a client of the parent returns
  *            EP_ERR_FAILED_PRECONDITION, except ep_client_destroy, which does nothing there. The
- *            child makes a client of its own, the parent goes on. nng's threads do not survive a
- *            fork: in a child of a process that has used tls+tcp:// or the nng lane,
- *            ep_client_create for such a URL returns EP_ERR_FAILED_PRECONDITION.
+ *            child makes a client of its own, the parent goes on. The child begins without the
+ *            parent's connections, so that nodes see when the parent ends (over nng they see it
+ *            when both have). nng's threads do not survive a fork: in a child of a process that
+ *            has used tls+tcp:// or the nng lane, ep_client_create for such a URL returns
+ *            EP_ERR_FAILED_PRECONDITION.
  * Floats     the library rounds to nearest and keeps denormals whatever the float environment of
  *            the calling thread (FTZ, DAZ, rounding, traps), and leaves that as it was.
  * Callbacks  run on the library's threads, never inside the call that began them (on_tokens of a

@@ -202,6 +202,7 @@ static void after_fork_in_child(void)
 
 static void hook_fork(void)
 {
+    ep_uv_sockets_hook_fork();
     pthread_atfork(NULL, NULL, after_fork_in_child);
 }
 

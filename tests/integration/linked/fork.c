@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fork COORDINATOR_URL before|after|during|nng: forks where a client is none, is there, is in the
- * midst of calls, and where nng was used. Children make clients of their own, the parent goes on;
- * all get the same bits.
+ * fork COORDINATOR_URL before|after|during|nng|left: forks where a client is none, is there, is in
+ * the midst of calls, and where nng was used. Children make clients of their own, the parent goes
+ * on; all get the same bits. left: it dies with its client, and leaves a child, whose pid it
+ * prints.
  */
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +22,7 @@
 #define CALLERS 3
 #define CHILDREN 12
 #define CHILD_LIFE_S 60
+#define FDS_MAX 1024
 #define NEED(condition)                                                                            \
     do {                                                                                           \
         if (!(condition)) {                                                                        \
@@ -88,12 +91,27 @@ static void check_parents_client(ep_client *client)
     ep_client_destroy(client);
 }
 
+/* The parent's, which hide its end from the peers. nng gives its away to nobody. */
+static void check_no_sockets(void)
+{
+    const char *lane = getenv("LIBEXPERTD_STREAM_LANE");
+    for (int fd = 0; fd < FDS_MAX; fd++) {
+        ep_error error = {.text = ""};
+        int family = AF_UNSPEC;
+        socklen_t bytes = sizeof(family);
+        snprintf(error.text, sizeof(error.text), "descriptor %d", fd);
+        NEED(getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &bytes) != 0 ||
+             (family == AF_INET && lane != NULL && strcmp(lane, "nng") == 0));
+    }
+}
+
 static pid_t fork_child(void)
 {
     pid_t child = fork();
     if (child == 0) {
         signal(SIGALRM, SIG_DFL);
         alarm(CHILD_LIFE_S); /* one that hangs ends, and is seen */
+        check_no_sockets();
     }
     return child;
 }
@@ -203,6 +221,20 @@ static void fork_after_nng(ep_client *client)
     fork_during(client, check_nng_refused);
 }
 
+static void leave_child(ep_client *client)
+{
+    check_call(client);
+    pid_t child = fork_child();
+    if (child == 0) {
+        close(STDOUT_FILENO); /* else who reads them waits for this process */
+        close(STDERR_FILENO);
+        pause();
+    }
+    printf("%d\n", (int)child);
+    fflush(stdout);
+    kill(getpid(), SIGKILL);
+}
+
 int main(int argc, char **argv)
 {
     ep_error error = {.text = ""};
@@ -225,6 +257,8 @@ int main(int argc, char **argv)
         fork_after(client);
     } else if (strcmp(how, "during") == 0) {
         fork_during(client, check_own_client);
+    } else if (strcmp(how, "left") == 0) {
+        leave_child(client);
     } else {
         fork_after_nng(client);
     }
