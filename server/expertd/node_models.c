@@ -251,7 +251,8 @@ static void list_models(const ep_node_models *models, char *out, size_t bytes)
     }
 }
 
-/* of_files: the version is the files', and one model's files may be served in several formats. */
+/* of_files: the version is the files', and one model's files may be served in several formats; of
+ * these one whose files are all here before a mirror. */
 static ep_err find_model(const ep_node_models *models, const char *name, const char *version,
                          bool of_files, ep_node_model **out_model, ep_error *out_error)
 {
@@ -265,7 +266,7 @@ static ep_err find_model(const ep_node_models *models, const char *name, const c
         const bool is_again =
             same && of_files && found != NULL && strcmp(own, found->info->files_version) == 0;
         matches += same && !is_again;
-        found = same ? model : found;
+        found = same && !(is_again && model->config->is_mirrored) ? model : found;
     }
     if (matches != 1) {
         char served[256];

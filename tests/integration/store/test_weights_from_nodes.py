@@ -278,6 +278,23 @@ def config_refuses(c, model):
     check("'storage,nodes' needs coordinator_url", *secure(c), weights_from="storage,nodes", storage_path=model)
 
 
+def gives_files_before_a_mirror(c, model):
+    """A node has the files, and after them a mirror of the same, with what it has of it so far, in another format: it gives what the files have."""
+    url = coordinator(c)
+    start(c, "a", url, model, "--weight-serve-rate=2M")
+    entries = [{"name": "demo", "path": model}, {"name": "demo", "path": empty(c, "b.mirror"), "weights_from": "nodes", "weight_quant": "int8-g32"}]
+    config = c.write("b.yaml", f"models: {json.dumps(entries)}\n".encode())
+    b = c.daemon("b", EXPERTD, "--config=" + config, "--node-name=b", "--coordinator-url=" + url, "--threads=1", *secure(c))
+    size = max(os.path.getsize(f"{model}/{f}") for f in os.listdir(model))
+    (file,) = [f for f in os.listdir(model) if os.path.getsize(f"{model}/{f}") == size]
+    with peer.Peer(b["rpc_url"]) as node:
+        assert node.hello("node", token=NODE, node="asks").status == 0
+        for offset in range(0, size - MIB, MIB):
+            reply = node.call(READ, peer.message((1, "demo"), (3, file), (4, offset), (5, MIB)))
+            assert reply.status == 0, f"{offset} of {size}: {reply.text()}"
+    assert noted(c.path("b.mirror")) < size // MIB - 4, "the mirror has all: this proves nothing"
+
+
 def main():
     with Cluster() as c:
         model, whole = write_model(c, "model", 1)
@@ -287,6 +304,8 @@ def main():
             joins_and_serves_its_part(inner, model, whole)
         with Cluster() as inner:
             goes_on_after_kills(inner, model, whole)
+        with Cluster() as inner:
+            gives_files_before_a_mirror(inner, model)
         for how in signal.SIGTERM, signal.SIGINT:
             with Cluster() as inner:
                 ends_while_it_waits(inner, how)
