@@ -72,6 +72,7 @@ typedef struct ep_layer_numbers {
 typedef struct ep_layer_formats {
     ep_weight_format format;
     ep_weight_format down_format;
+    ep_weight_format file_format; /* of all in the file; NONE: the same as these */
 } ep_layer_formats;
 
 typedef struct ep_model_info {

@@ -177,7 +177,9 @@ static const ep_option node_options[] = {
      .type = EP_OPTION_SIZE,
      .max = 1ull << 46,
      .default_text = "0",
-     .help = "Bytes per second at which experts are loaded while the node serves; 0: no limit"},
+     .help =
+         "Bytes per second at which experts are read from their files while the node serves; 0: "
+         "no limit"},
     {.name = "weight_serve_rate",
      .type = EP_OPTION_SIZE,
      .max = 1ull << 46,

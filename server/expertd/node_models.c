@@ -32,6 +32,7 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
                                    .checkpoint = model->checkpoint,
                                    .format = info->layer_formats[i].format,
                                    .down_format = info->layer_formats[i].down_format,
+                                   .file_format = info->layer_formats[i].file_format,
                                    .formats = info->formats,
                                    .shape = info->moe_layers[i]};
         memcpy(weights.numerics, model->numerics, sizeof(weights.numerics));

@@ -63,7 +63,9 @@ static void load_urgent(loader *self, expert_entry *entry);
 /* How long the rate makes a load last. */
 static uint64_t paid_ns(const ep_weight_store *store, const expert_entry *entry)
 {
-    const uint64_t bytes = ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer);
+    const bool is_cached = store->config.cache != NULL && entry->is_saved && !store->saver_gave_up;
+    const uint64_t bytes =
+        ep_weight_layer_bytes_read(&store->layers[entry->layer_slot].layer, is_cached);
     const uint64_t rate = store->config.load_bytes_per_s;
     return rate == 0 ? 0 : (uint64_t)((double)bytes / (double)rate * (double)EP_NS_PER_S);
 }

@@ -86,14 +86,25 @@ ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_st
     return EP_OK;
 }
 
+static uint64_t matrices_bytes(const ep_layer_shape *shape, ep_weight_format format,
+                               ep_weight_format down_format)
+{
+    const uint64_t wide = ep_weight_matrix_bytes(format, shape->inner, shape->hidden);
+    return (ep_activation_has_gate(shape->activation) ? 2 : 1) * wide +
+           ep_weight_matrix_bytes(down_format == EP_WEIGHTS_NONE ? format : down_format,
+                                  shape->hidden, shape->inner);
+}
+
 uint64_t ep_weight_layer_bytes_at_least(const ep_weight_layer *layer)
 {
-    const ep_layer_shape *shape = &layer->shape;
-    const uint64_t wide = ep_weight_matrix_bytes(layer->format, shape->inner, shape->hidden);
-    return (ep_activation_has_gate(shape->activation) ? 2 : 1) * wide +
-           ep_weight_matrix_bytes(layer->down_format == EP_WEIGHTS_NONE ? layer->format
-                                                                        : layer->down_format,
-                                  shape->hidden, shape->inner);
+    return matrices_bytes(&layer->shape, layer->format, layer->down_format);
+}
+
+uint64_t ep_weight_layer_bytes_read(const ep_weight_layer *layer, bool is_cached)
+{
+    return is_cached || layer->file_format == EP_WEIGHTS_NONE
+               ? ep_weight_layer_bytes_at_least(layer)
+               : matrices_bytes(&layer->shape, layer->file_format, EP_WEIGHTS_NONE);
 }
 
 /* What an expert of the layer takes in memory. False: its tensors are not as they should be. */

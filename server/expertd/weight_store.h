@@ -59,6 +59,7 @@ typedef struct ep_weight_layer {
     /* of the routed experts: of gate and up; as down_format for what an expert takes in memory */
     ep_weight_format format;
     ep_weight_format down_format; /* NONE: the same */
+    ep_weight_format file_format; /* of all of it in the file; NONE: as in memory */
     /* more that a routed expert may be in (1 << format): the numerics id says which */
     uint32_t formats;
     ep_layer_shape shape;

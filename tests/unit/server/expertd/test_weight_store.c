@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "expertd/weight_store_private.h"
 #include "support/checkpoint_fixture.h"
 #include "support/expect.h"
 #include "support/store_watch.h"
@@ -1422,4 +1423,35 @@ Test(weight_devices, nothing_on_its_way_stays_owned_without_a_device)
     ep_weight_store_stop(store);
     cr_expect_geq(store_changes, before_last + 2,
                   "of the load, and of the one that was given up: the coordinator hears of both");
+}
+
+/* ---- rate ---- */
+
+static ep_weight_layer quantised_layer(const char *quant)
+{
+    ep_error e;
+    ASSERT_OK(ep_checkpoint_open(dir, &checkpoint, &e), e);
+    const ep_weight_quant *into = quant != NULL ? ep_weight_quant_find(quant) : NULL;
+    ASSERT_OK(ep_checkpoint_quantize(checkpoint, into, &e), e);
+    const ep_layer_formats *formats = &ep_checkpoint_info(checkpoint)->layer_formats[0];
+    ep_weight_layer layer = layer_of(0);
+    layer.format = formats->format;
+    layer.down_format = formats->down_format;
+    layer.file_format = formats->file_format;
+    return layer;
+}
+
+/* weight_load_rate is the disk's: experts in half or a quarter of the file's bytes are read as they
+ * are there. */
+Test(weight_store, a_load_counts_the_bytes_of_the_file)
+{
+    const uint64_t values = UINT64_C(3) * 32 * 16; /* of the fixture's experts, in bf16 */
+    ep_weight_layer layer = quantised_layer(NULL);
+    cr_expect_eq(ep_weight_layer_bytes_read(&layer, false), 2 * values);
+    cr_expect_eq(ep_weight_layer_bytes_read(&layer, true), 2 * values);
+    ep_checkpoint_close(checkpoint);
+    layer = quantised_layer("mxfp4");
+    cr_expect_eq(ep_weight_layer_bytes_read(&layer, false), 2 * values);
+    cr_expect_eq(ep_weight_layer_bytes_read(&layer, true), ep_weight_layer_bytes_at_least(&layer));
+    cr_expect_lt(ep_weight_layer_bytes_read(&layer, true), values);
 }
