@@ -413,9 +413,7 @@ static ep_err read_smooth(const ep_moe_dispatch_args *args, group_view *view, ep
     return EP_OK;
 }
 
-/* expand_x and what has an entry per row of it. */
-/* What says where rows came from: one of two tensors, written by a dispatch and read by a combine.
- */
+/* What says where rows came from: one of two tensors, written by a dispatch, read by a combine. */
 static ep_err check_ways_back(const ep_tensor *assist, const ep_tensor *index, const char *formula,
                               const group_view *view, ep_error *out_error)
 {
@@ -436,6 +434,7 @@ static ep_err check_ways_back(const ep_tensor *assist, const ep_tensor *index, c
                       formula, out_error);
 }
 
+/* expand_x and what has an entry per row of it. */
 static ep_err check_row_outputs(const ep_moe_dispatch_args *args, group_view *view,
                                 ep_error *out_error)
 {

@@ -214,7 +214,7 @@ class DispatchArgs(Structure):
         ("scales", Tensor), ("x_active_mask", Tensor), ("expert_scales", Tensor), ("performance_info", Tensor),
         ("expand_x", Tensor), ("dynamic_scales", Tensor), ("assist_info_for_combine", Tensor),
         ("expert_token_nums", Tensor), ("ep_recv_counts", Tensor), ("tp_recv_counts", Tensor),
-        ("expand_scales", Tensor), ("nan_policy", c_int64), ("x_abs_max", c_float)
+        ("expand_scales", Tensor), ("nan_policy", c_int64), ("x_abs_max", c_float), ("expand_idx", Tensor)
     ]
 
 
@@ -227,7 +227,7 @@ class CombineArgs(Structure):
         ("activation_scale", Tensor), ("weight_scale", Tensor), ("group_list", Tensor), ("expand_scales", Tensor),
         ("shared_expert_x", Tensor), ("ori_x", Tensor), ("const_expert_alpha_1", Tensor),
         ("const_expert_alpha_2", Tensor), ("const_expert_v", Tensor), ("performance_info", Tensor),
-        ("x_out", Tensor), ("nan_policy", c_int64)
+        ("x_out", Tensor), ("nan_policy", c_int64), ("expand_idx", Tensor)
     ]
 
 

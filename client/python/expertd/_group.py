@@ -381,8 +381,8 @@ class Operation:
 class Dispatch(Operation):
     """Made by Group.prepare_dispatch, which has the shapes. finish returns how many rows of expand_x came.
 
-    expand_x, dynamic_scales, assist_info_for_combine, expert_token_nums, ep_recv_counts, tp_recv_counts, expand_scales
-    are its outputs; None: absent.
+    expand_x, dynamic_scales, assist_info_for_combine, expand_idx, expert_token_nums, ep_recv_counts, tp_recv_counts,
+    expand_scales are its outputs; None: absent.
     """
 
     def __init__(
@@ -438,7 +438,10 @@ class Dispatch(Operation):
         wanted = {
             "expand_x": ((rows, hidden), "i8" if quantised else given.dtype),
             "dynamic_scales": ((rows,), "f32") if quantised else None,
-            "assist_info_for_combine": ((_ASSIST_INTS * max(part if p.profile != 0 else rows, 1),), "i32"),
+            "assist_info_for_combine": None
+            if outputs["expand_idx"] is not None
+            else ((_ASSIST_INTS * max(part if p.profile != 0 else rows, 1),), "i32"),
+            "expand_idx": None,
             "expert_token_nums": ((layout.local_experts,), "i64"),
             "ep_recv_counts": ((counts,), "i32"),
             "tp_recv_counts": ((pair,), "i32") if pair > 1 else None,
@@ -526,6 +529,7 @@ class Combine(Operation):
         return {
             "expert_ids": d.expert_ids,
             "assist_info_for_combine": d.assist_info_for_combine,
+            "expand_idx": d.expand_idx,
             "ep_send_counts": d.ep_recv_counts,
             "tp_send_counts": d.tp_recv_counts if d.params._c.tp_world_size > 1 else None,
             "x_active_mask": d.x_active_mask,
@@ -639,6 +643,7 @@ class Group:
         expand_x: Any = None,
         dynamic_scales: Any = None,
         assist_info_for_combine: Any = None,
+        expand_idx: Any = None,
         expert_token_nums: Any = None,
         ep_recv_counts: Any = None,
         tp_recv_counts: Any = None,
@@ -669,6 +674,8 @@ class Group:
                                  Native takes any that has room for those that come
         dynamic_scales           [rows] f32, with quant_mode 2
         assist_info_for_combine  [128 * rows] i32
+        expand_idx               [T*K] i32, instead of assist_info_for_combine: the vendor's operators without _v2. Made
+                                 by the caller only; all ranks of a combine use the same one of the two
         expert_token_nums        [L] i64: rows of each expert of this rank
         ep_recv_counts           [W*max(tp,1)*L] i32, prefix sums by (local expert, source rank)
         tp_recv_counts           [2] i32, in a pair
@@ -687,8 +694,8 @@ class Group:
             ),
             outputs=dict(
                 expand_x=expand_x, dynamic_scales=dynamic_scales, assist_info_for_combine=assist_info_for_combine,
-                expert_token_nums=expert_token_nums, ep_recv_counts=ep_recv_counts, tp_recv_counts=tp_recv_counts,
-                expand_scales=expand_scales,
+                expand_idx=expand_idx, expert_token_nums=expert_token_nums, ep_recv_counts=ep_recv_counts,
+                tp_recv_counts=tp_recv_counts, expand_scales=expand_scales,
             ),
         )  # fmt: skip
 
@@ -713,7 +720,7 @@ class Group:
         """The experts' rows go back to their tokens and are summed there: x_out[t] = sum over k, in order, of
         expert_scales[t,k] * row(t,k), in f32, then shared experts; one rounding.
 
-        dispatch          what it belongs to: parameters, ids, mask, assist info and counts are its
+        dispatch          what it belongs to: parameters, ids, mask, assist info or expand_idx, and counts are its
         expert_scales     [T,K] f32
         expand_x          [rows,H] of x's type: the experts' results, in dispatch's order; None: the dispatch's own, where
                           the experts work in place

@@ -123,6 +123,30 @@ def case_canonical_sums(world=4):
         assert on_ranks(world, play) == [True] * world
 
 
+def case_expand_idx_instead_of_assist_info(world=3):
+    """The same sums; beside it no assist info is made."""
+
+    def play(group):
+        params, b = expertd.GroupParams(8), Batch(group.rank, 5, 8, 3, np.float32)
+        index = np.full(5 * 3, -1, np.int32)
+        with group.prepare_dispatch(params, b.x, b.ids, expand_idx=index) as d, group.prepare_combine(d, b.scales) as c:
+            assert d.expand_idx is index and d.assist_info_for_combine is None
+            d.run()
+            sent = b.ids.reshape(-1)
+            assert index.tolist() == [sent[:i].tolist().count(e) for i, e in enumerate(sent)]
+            run_experts(d, first_expert(group, 8))
+            assert np.array_equal(c.run(), canonical(b))
+        try:
+            group.prepare_dispatch(params, b.x, b.ids, expand_idx=index, assist_info_for_combine=np.empty(9999, np.int32))
+        except ValueError as error:
+            assert "assist_info_for_combine" in str(error) and "expand_idx" in str(error), error
+        else:
+            raise AssertionError("both were taken")
+        return True
+
+    assert on_ranks(world, play) == [True] * world
+
+
 class Raw:
     """The C form, blocking, with buffers of its own."""
 
