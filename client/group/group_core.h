@@ -252,6 +252,7 @@ typedef struct group_op {
     /* under the lock */
     bool taken;                      /* all frames came and are in incoming */
     bool given_up;                   /* cancelled, or failed on this rank */
+    bool is_beginning;               /* may wait until the others have answered earlier calls */
     const struct group_watch *watch; /* who is told when it is over; NULL: nobody */
     void *watch_arg;
 } group_op;
@@ -287,6 +288,8 @@ void ep_group_op_give_up(group_op *op);
 /* ep_group_op_wait would not wait for other ranks. */
 bool ep_group_op_is_over(const group_op *op);
 bool ep_group_op_is_over_locked(const group_op *op); /* lock held */
+/* A frame has come: wakes who waits for nothing more. Lock held. */
+void ep_group_op_wake(ep_group *group, const ep_group_frame *frame);
 /* Waits for all frames, checks them and that all ranks agree. */
 ep_err ep_group_op_wait(group_op *op, ep_error *out_error);
 /* After ep_group_op_wait: what a member sent; told is its record. */

@@ -418,6 +418,7 @@ ep_err ep_group_op_begin(group_op *op, ep_group *group, const ep_group_call *cal
     op->answered = false;
     op->taken = false;
     op->given_up = false;
+    op->is_beginning = true;
     op->watch = NULL;
     ep_error error;
     pthread_mutex_lock(&group->lock);
@@ -429,6 +430,7 @@ ep_err ep_group_op_begin(group_op *op, ep_group *group, const ep_group_call *cal
         /* A rank that is gone may have left its frame of this call behind: then it can still be
          * made. */
         err = wait_for(op, is_behind, &error);
+        op->is_beginning = false;
         if (err == EP_OK) {
             group->stats.calls++;
         } else {
@@ -662,6 +664,20 @@ void ep_group_op_give_up(group_op *op)
     op->given_up = true;
     pthread_cond_broadcast(&op->group->changed);
     pthread_mutex_unlock(&op->group->lock);
+}
+
+void ep_group_op_wake(ep_group *group, const ep_group_frame *frame)
+{
+    for (uint32_t i = 0; i < EP_GROUP_OPERATIONS_MAX; i++) {
+        const group_op *op = group->ops[i];
+        /* frames of a later generation answer any call */
+        bool may_go_on = op != NULL && (op->is_beginning || op->number == frame->number ||
+                                        frame->generation != group->generation);
+        if (may_go_on && !any(op, op->is_beginning ? is_behind : has_no_frame)) {
+            pthread_cond_broadcast(&group->changed);
+            return;
+        }
+    }
 }
 
 bool ep_group_op_is_over_locked(const group_op *op)

@@ -458,7 +458,7 @@ bool ep_group_inbox_add(ep_group *group, uint32_t origin, uint32_t via, const ep
         good = ring_insert(peer, &added);
         *inout_buffer = good ? NULL : *inout_buffer;
     }
-    pthread_cond_broadcast(&group->changed);
+    ep_group_op_wake(group, frame);
     pthread_mutex_unlock(&group->lock);
     return good;
 }

@@ -99,6 +99,7 @@ ep_err ep_group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *t
     s->send.parts[0] = (ep_send_part){data, taken_buffer->bytes - SEND_BYTES};
     s->send.parts_count = 1;
     s->send.done = send_done;
+    s->send.done_inside = true; /* whoever sends does not hold the group's lock */
     pthread_mutex_lock(&group->lock);
     group->sends_in_flight++;
     pthread_mutex_unlock(&group->lock);
