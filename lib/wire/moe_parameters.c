@@ -85,6 +85,9 @@ static const ep_parameter result_rows[] = {
     RESULT(queue_us, EP_PARAMETER_U64, 0),
     RESULT(compute_us, EP_PARAMETER_U64, 0),
     RESULT(combine_us, EP_PARAMETER_U64, 0),
+    RESULT(comm_why, EP_PARAMETER_U32, EP_MOE_COMM_WHY_MEASURED),
+    RESULT(fullmesh_us, EP_PARAMETER_U64, 0),
+    RESULT(hierarchy_us, EP_PARAMETER_U64, 0),
 };
 
 const ep_parameters ep_moe_parameters = {moe_rows, EP_ARRAY_COUNT(moe_rows)};

@@ -24,6 +24,9 @@ ENUMS = {
     "EP_MOE_NAN_": {"pass": 0, "reject": 1, "zero": 2, "mean": 3},
     "EP_MOE_CONST_": {"kernel": 0, "linear": 1},
     "EP_MOE_COMM_": {"default": 0, "fullmesh": 1, "hierarchy": 2, "auto": 3},
+    "EP_MOE_COMM_WHY_": {
+        "asked": 0, "alone": 1, "no_bytes": 2, "refused": 3, "learning": 4, "tried": 5, "measured": 6
+    },
     "EP_MOE_COMBINE_AT": {"rows": 0, "node_sum": 1},
     "EP_MOE_DISPATCH_": {"plain": 0, "int8": 2, "fp8": 3},
     "EP_MOE_COMBINE_QUANT": {"plain": 0, "int8": 2},

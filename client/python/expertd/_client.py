@@ -122,7 +122,8 @@ class Health:
 
 @dataclass(frozen=True)
 class Result:
-    """What a call tells beside its rows; times in microseconds. missing_slots: t * K + k of each."""
+    """What a call tells beside its rows; times in microseconds. missing_slots: t * K + k of each. comm_why: why
+    comm_alg="auto" took the way it took ("measured": by fullmesh_us and hierarchy_us, 0 where not known)."""
 
     mode: str
     nodes: int
@@ -136,6 +137,9 @@ class Result:
     bytes_received: int
     numerics: str
     comm_alg: str
+    comm_why: str
+    fullmesh_us: int
+    hierarchy_us: int
     combine_at: str
     tokens_delivered: int
     total_us: int
@@ -302,6 +306,7 @@ class _Request:
             c,
             mode=_values.name_of("EP_MOE_MODE", c.mode),
             comm_alg=_values.name_of("EP_MOE_COMM_", c.comm_alg),
+            comm_why=_values.name_of("EP_MOE_COMM_WHY_", c.comm_why),
             combine_at=_values.name_of("EP_MOE_COMBINE_AT", c.combine_at),
             missing_slots=missing,
         )

@@ -164,6 +164,23 @@ Test(gateway_codec, every_field_of_the_arguments_has_a_row)
     expect_no_gap("ep_moe_args", known, sizeof(known));
 }
 
+/* But what is of one process, and what the reply has in a form of its own. */
+Test(gateway_codec, every_field_of_the_result_has_a_row)
+{
+    static bool known[sizeof(ep_moe_result)];
+    mark_rows(&ep_moe_result_parameters, known);
+    MARK(ep_moe_result, struct_bytes);
+    MARK(ep_moe_result, missing_first_slot); /* of missing_slots */
+    MARK(ep_moe_result, epoch_term);
+    MARK(ep_moe_result, epoch_number);
+    MARK(ep_moe_result, bytes_sent); /* the gateway's, to nodes */
+    MARK(ep_moe_result, bytes_received);
+    MARK(ep_moe_result, numerics);
+    MARK(ep_moe_result, error);
+    MARK(ep_moe_result, tokens_delivered);
+    expect_no_gap("ep_moe_result", known, sizeof(known));
+}
+
 Test(gateway_codec, every_field_of_the_gate_has_a_row)
 {
     static bool known[sizeof(ep_gate_config)];
