@@ -10,6 +10,7 @@
 #include "moe/flow.h"
 #include "moe/routing_table.h"
 #include "trace_option.h"
+#include "wire/moe_parameters.h"
 
 #define DURATION_US_DEFAULT 5000000u
 #define DURATION_US_MIN 10000u
@@ -34,14 +35,11 @@ static const ep_cli_option rows[] = {
      .max = EP_CLI_BENCH_THREADS_MAX},
     {"seconds", 0, "TIME", "How long (default: 5s)", 2, .u64 = &wanted.duration_us,
      .unit = EP_UNIT_US, .plain = EP_UNIT_S, .min = DURATION_US_MIN, .max = DURATION_US_MAX},
-    {"mode", 0, "auto|decode|prefill", "How rows travel (default: auto)", 2, .word = &wanted.mode},
+    {"mode", 0, EP_MODE_WORDS, EP_MODE_HELP, 2, .word = &wanted.mode},
     {"wire", 0, "bf16|f16|f32", "Type an expert's row is rounded to (default: bf16)", 2,
      .word = &wanted.wire_dtype, .numbers = ep_cli_dtype_numbers},
-    {"comm-alg", 0, "default|fullmesh|hierarchy|auto",
-     "Rows straight to each owner, or once per host; auto: by measured times (default: fullmesh)",
-     2, .word = &wanted.comm_alg},
-    {"combine-at", 0, "rows|node_sum", "Where rows are summed (default: rows, the exact sum)", 2,
-     .word = &wanted.combine_at},
+    {"comm-alg", 0, EP_COMM_ALG_WORDS, EP_COMM_ALG_HELP, 2, .word = &wanted.comm_alg},
+    {"combine-at", 0, EP_COMBINE_AT_WORDS, EP_COMBINE_AT_HELP, 2, .word = &wanted.combine_at},
     {"seed", 0, "S", "Of the random batches (default: 1)", 2, .u64 = &wanted.seed,
      .max = UINT64_MAX},
 };

@@ -39,6 +39,15 @@ extern const ep_parameters ep_moe_parameters;        /* ep_moe_args, GatewayForw
 extern const ep_parameters ep_gate_parameters;       /* ep_gate_config, GateConfig */
 extern const ep_parameters ep_moe_result_parameters; /* ep_moe_result, GatewayForwardReply */
 
+/* Words and help of rows in moe_parameters.def, for other commands with the same option. */
+#define EP_MODE_WORDS "auto|decode|prefill"
+#define EP_MODE_HELP "How rows travel (default: auto)"
+#define EP_COMM_ALG_WORDS "default|fullmesh|hierarchy|auto"
+#define EP_COMM_ALG_HELP                                                                           \
+    "Rows straight to each owner, or once per host; auto: by measured times (default: fullmesh)"
+#define EP_COMBINE_AT_WORDS "rows|node_sum"
+#define EP_COMBINE_AT_HELP "Where rows are summed (default: rows, the exact sum)"
+
 /* Numbers of the words in moe_parameters.def. */
 extern const unsigned ep_moe_dispatch_numbers[];
 extern const unsigned ep_moe_combine_numbers[];

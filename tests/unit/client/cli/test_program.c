@@ -234,3 +234,20 @@ Test(program, help_has_examples_and_exit_codes)
     cr_assert_eq(strncmp(text, "expertctl ", 10), 0, "%s", text);
     free(text);
 }
+
+/* One table says what they take. */
+Test(program, bench_and_forward_have_the_same_words)
+{
+    static const char *const options[] = {"--mode=", "--comm-alg=", "--combine-at="};
+    char *texts[2] = {NULL, NULL};
+    cr_assert_eq(run(&texts[0], NULL, "bench --help"), 0);
+    cr_assert_eq(run(&texts[1], NULL, "forward --help"), 0);
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+        const char *at[2] = {strstr(texts[0], options[i]), strstr(texts[1], options[i])};
+        cr_assert(at[0] != NULL && at[1] != NULL, "%s is not there", options[i]);
+        const size_t line = strcspn(at[0], "\n");
+        cr_expect_eq(strncmp(at[0], at[1], line + 1), 0, "%.80s\n%.80s", at[0], at[1]);
+    }
+    free(texts[0]);
+    free(texts[1]);
+}
