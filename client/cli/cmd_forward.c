@@ -365,9 +365,8 @@ static int check_batch(const char *program, const forward_options *options,
     int64_t sum = 0;
     const char *missing = ep_cli_layer_missing(batch);
     if (missing != NULL) {
-        fprintf(
-            stderr, "%s: there is no tensor %s in %s%s\n", program, missing, ep_cli_layer_wanted.in,
-            ep_cli_layer_wanted.logits != NULL ? "" : "; with --logits it may have logits instead");
+        fprintf(stderr, "%s: there is no tensor %s in %s%s\n", program, missing,
+                ep_cli_layer_wanted.in, ep_cli_layer_missing_hint(missing));
         return EP_CLI_EXIT_USAGE;
     }
     for (size_t i = 0; i < options->split_count; i++) {

@@ -327,8 +327,8 @@ static ep_err encode_rows(const encode_options *options, const ep_cli_batch *bat
     ep_gate_config config = {0};
     ep_moe_args args;
     if (missing != NULL) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor %s", layer->in,
-                            missing);
+        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor %s%s", layer->in,
+                            missing, ep_cli_layer_missing_hint(missing));
     }
     ep_cli_layer_args(batch, 0, batch->tokens, &args);
     ep_err err = EP_OK;

@@ -87,6 +87,10 @@ void ep_cli_layer_require(struct argp_state *state)
         argp_error(state, "--zero-experts or --copy-experts is given with --logits: the "
                           "checkpoint's router says how many there are");
     }
+    if (options->args.const_experts != 0 && options->in == NULL) {
+        argp_error(state, "--const-experts is given without --in: FILE has their tables "
+                          "const_alpha1, const_alpha2 and const_v");
+    }
     if (!is_random && options->gate_seed != 0) {
         argp_error(state, "--gate-seed is given without --noise-temperature and --expert-dropout, "
                           "which draw by it");
@@ -101,12 +105,30 @@ ep_dtype ep_cli_layer_out_dtype(const ep_cli_batch *batch)
     return batch->args.x.dtype == EP_DTYPE_I8 ? EP_DTYPE_BF16 : batch->args.x.dtype;
 }
 
+static const char *missing_table(const ep_moe_args *args)
+{
+    return ep_cli_layer_wanted.args.const_experts == 0 ? NULL
+           : args->const_alpha1.rank == 0              ? "const_alpha1"
+           : args->const_alpha2.rank == 0              ? "const_alpha2"
+           : args->const_v.rank == 0                   ? "const_v"
+                                                       : NULL;
+}
+
 const char *ep_cli_layer_missing(const ep_cli_batch *batch)
 {
     if (ep_cli_layer_wanted.logits != NULL) {
-        return batch->logits.rank == 0 ? "logits" : NULL;
+        return batch->logits.rank == 0 ? "logits" : missing_table(&batch->args);
     }
-    return batch->args.expert_ids.rank == 0 ? "expert_ids" : NULL;
+    return batch->args.expert_ids.rank == 0 ? "expert_ids" : missing_table(&batch->args);
+}
+
+const char *ep_cli_layer_missing_hint(const char *missing)
+{
+    return strncmp(missing, "const_", 6) == 0
+               ? "; --const-experts N takes const_alpha1, const_alpha2 and const_v [N,H] of x's "
+                 "type from there: add them, or leave the option out"
+           : ep_cli_layer_wanted.logits != NULL ? ""
+                                                : "; with --logits it may have logits instead";
 }
 
 void ep_cli_layer_args(const ep_cli_batch *batch, int64_t first, int64_t count,

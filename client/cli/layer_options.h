@@ -36,6 +36,8 @@ ep_dtype ep_cli_layer_out_dtype(const ep_cli_batch *batch);
 
 /* The tensor that the options need and the batch lacks; NULL: none. */
 const char *ep_cli_layer_missing(const ep_cli_batch *batch);
+/* What to do about it, to follow its name; or "". */
+const char *ep_cli_layer_missing_hint(const char *missing);
 
 /* The wishes and rows first .. first+count of the batch. With logits ids and scales stay absent.
  * Borrows. */

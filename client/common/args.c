@@ -341,6 +341,11 @@ static ep_err fill_special(const ep_moe_args *args, ep_batch *batch, ep_error *o
     for (size_t i = 0; i < 3 && args->const_experts > 0; i++) {
         const dimension of_table[] = {{args->const_experts, "const_experts says so"},
                                       {batch->hidden, BY_ROWS}};
+        if (tensors[i]->rank == 0) {
+            return BAD("%s is missing: const_experts is %" PRIu32 ", so it is needed, [%" PRIu32
+                       ",%" PRIu32 "] of x's type; without constant experts const_experts is 0",
+                       names[i], args->const_experts, args->const_experts, batch->hidden);
+        }
         ep_err err = check(names[i], tensors[i], row_types, 2, of_table, out_error);
         if (err != EP_OK) {
             return err;

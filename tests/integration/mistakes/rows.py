@@ -70,6 +70,7 @@ ctl("an order to nodes that are not there", PLAN + "--zipf 1 --apply", 2, "--app
 ctl("a checkpoint that is the service's", "model show --checkpoint $model --version v9", 2, "--version and --checkpoint are both given", "one of them")
 ctl("no model", "forward --layer 2 --in $folder/batch --out $folder/y", 2, "--model is missing", "expertctl status")
 ctl("no input", "forward --model demo --layer 2 --out $folder/y", 2, "--in and --random are both missing", "one of them")
+ctl("constant experts of random tokens", "forward --model demo --layer 2 --random 2 --const-experts 1", 2, "--const-experts is given without --in", "const_alpha1, const_alpha2 and const_v")
 ctl("a misspelt word", "forward --mode fast", 2, "--mode is 'fast'", "allowed: auto, decode, prefill")
 ctl("noise without logits", FORWARD + "--noise-temperature 1", 2, "--noise-temperature", "without --logits")
 ctl("a seed for no draw", FORWARD + "--logits $folder --gate-seed 3", 2, "--gate-seed is given without --noise-temperature")
@@ -256,6 +257,7 @@ node("a disk without room for packed experts", OPEN + " --weight-cache-dir=$fold
 
 group = "versions"
 ctl("a version nobody has", FORWARD + "--version v9 --coordinator $coord_rpc", 1, "no model demo:v9", "it has: demo:")
+ctl("constant experts without their tables", FORWARD + "--const-experts 1 --coordinator $coord_rpc", 2, "there is no tensor const_alpha1 in ", "[N,H] of x's type", "leave the option out")
 ctl("a version nobody has, to show", "model show --model demo --version v9 --coordinator $coord_rpc", 1, "v9", "demo")
 ctl("a version nobody has, for all", "model default demo v9 --admin $coord_admin", 1, "'v9'", "demo", "known")
 ctl("the table of a version nobody has", "table --model demo --version v9 --coordinator $coord_rpc", 1, "no model 'demo' version v9", "the table has demo version ")
