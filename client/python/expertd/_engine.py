@@ -1,22 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What adapters for engines share: the two environment variables that name the service, and a layer of an engine whose
-experts are there.
-
-    EXPERTD_URL      of the coordinator; unset: the plugins do nothing
-    EXPERTD_OPTIONS  a JSON object, each key optional:
-
-    model_name   as the service calls it; without: the only one there is
-    version      of expertd.Model.version; without: the default of the model at start
-    wait         seconds for the service to have loaded every expert, 600
-    deadline     seconds of one call, a layer of all tokens of a batch, 60
-    token_file   what the service knows this client by
-    tls          {"ca_file": ..., "server_name": ..., "cert_key_file": ...}, for tls+tcp:// URLs
-"""
+"""What adapters for engines share: the service that EXPERTD_URL and EXPERTD_OPTIONS name (_settings.py), and a layer of an
+engine whose experts are there."""
 
 from __future__ import annotations
 
 import functools
-import json
 import os
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
@@ -24,40 +12,7 @@ import torch
 
 from . import _client
 from ._service import Service, check_layer
-
-_OPTIONS = ("model_name", "version", "wait", "deadline", "token_file", "tls")
-
-
-def _options_of(text: str) -> Dict[str, Any]:
-    try:
-        options = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"EXPERTD_OPTIONS is {text!r}: {error}: allowed is a JSON object") from None
-    if not isinstance(options, dict):
-        raise ValueError(f"EXPERTD_OPTIONS is {text!r}: allowed is a JSON object with {', '.join(_OPTIONS)}")
-    for name in options:
-        if name not in _OPTIONS:
-            raise ValueError(f"EXPERTD_OPTIONS has {name!r}: allowed are {', '.join(_OPTIONS)}")
-    return options
-
-
-def arguments() -> Dict[str, Any]:
-    """What EXPERTD_URL and EXPERTD_OPTIONS say, as arguments of Service and of expertd.hf."""
-    url = os.environ.get("EXPERTD_URL")
-    if not url:
-        raise ValueError("EXPERTD_URL is not set: allowed is the URL of a coordinator, such as tcp://127.0.0.1:7410")
-    options, client = _options_of(os.environ.get("EXPERTD_OPTIONS") or "{}"), {}
-    if "token_file" in options:
-        with open(options.pop("token_file"), encoding="utf-8") as file:
-            client["token"] = file.read().strip()
-    if "tls" in options:
-        try:
-            client["tls"] = _client.Tls(**options.pop("tls"))
-        except TypeError as error:
-            allowed = "an object with ca_file, server_name, cert_key_file"
-            raise ValueError(f"EXPERTD_OPTIONS has a wrong tls: {error}: allowed is {allowed}") from None
-    defaults = {"experts": url, "model_name": None, "version": None, "wait": 600.0, "deadline": 60.0, "client": client}
-    return {**defaults, **options}
+from ._settings import arguments
 
 
 @functools.lru_cache(maxsize=None)

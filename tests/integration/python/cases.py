@@ -98,7 +98,7 @@ def case_same_bits_as_the_oracle(c, b):
     out = np.full((TOKENS, HIDDEN), 7, np.float32)
     got, result = c.forward(*b.arguments(), out, dtype="bf16", with_result=True, want_timing=True, mode="decode")
     assert got is out and np.array_equal(out, b.y32)
-    assert result.mode == "decode" and 1 <= result.nodes <= 2 and result.missing_slots == () and result.numerics and result.total_us > 0, result
+    assert result.mode == "decode" and 1 <= result.nodes <= 2 and result.missing_slots == () and result.numerics and result.total_us > 0 and result.comm_why == "asked", result
     whole, result = c.forward(*b.arguments(), dtype="bf16", out_dtype="f32", allow_missing=True, with_result=True)
     assert np.array_equal(whole, b.y32) and result.missing_slots == ()
     rows = c.forward(*b.arguments(), dtype="bf16", out_dtype="f32", result="uncombined", shared_source="none")
@@ -331,6 +331,7 @@ def case_bad_arguments(c, b):
         (TypeError, "there is no argument 'top_k'", dict(top_k=2)),
         (ValueError, "allow_missing without with_result", dict(allow_missing=True)),
         (ValueError, "x_scales are given, but x is f32", dict(x_scales=np.ones(TOKENS, np.float32))),
+        (ValueError, "const_alpha1 is missing: const_experts is 2, so it is needed, [2,128] of x's type", dict(const_experts=2)),
         (errors.NotFound, "other", dict(model="other")),
         (LookupError, "99", dict(layer=99)),
     ]
@@ -348,6 +349,35 @@ def case_bad_arguments(c, b):
     assert error.code == 5 and error.node == "" and error.expert is None and isinstance(error, expertd.Error)
     raised(errors.DeadlineExceeded, "", expertd.Client, "tcp://127.0.0.1:1", wait=0.1)
     raised(errors.Error, "token", expertd.Client, URL, token="wrong", wait=1)
+
+
+def case_settings_of_plugins(c, b):
+    """EXPERTD_URL and EXPERTD_OPTIONS: what is wrong in them is named with what is allowed."""
+    from expertd import _settings
+
+    def told(options):
+        os.environ.update(EXPERTD_URL=URL, EXPERTD_OPTIONS=options)
+        try:
+            return _settings.arguments()
+        finally:
+            del os.environ["EXPERTD_URL"], os.environ["EXPERTD_OPTIONS"]
+
+    raised(ValueError, "EXPERTD_URL is not set", _settings.arguments)
+    for text, options in (
+        ("allowed is a JSON object", "{"),
+        ("allowed is a JSON object with model_name", "[]"),
+        ("EXPERTD_OPTIONS has 'modle': allowed are model_name", '{"modle": 1}'),
+        ("EXPERTD_OPTIONS has tls 3: allowed is an object with ca_file", '{"tls": 3}'),
+        ("EXPERTD_OPTIONS has tls ['ca.pem']: allowed is an object", '{"tls": ["ca.pem"]}'),
+        ("EXPERTD_OPTIONS has tls {'ca_file': 'c'}: allowed is an object", '{"tls": {"ca_file": "c"}}'),
+        ("EXPERTD_OPTIONS has tls {'ca_file': 'c', 'server_name': 's', 'key': 'k'}", '{"tls": {"ca_file": "c", "server_name": "s", "key": "k"}}'),
+        ("EXPERTD_OPTIONS has tls {'ca_file': 3, 'server_name': 's'}", '{"tls": {"ca_file": 3, "server_name": "s"}}'),
+        ("EXPERTD_OPTIONS has token_file 0: allowed is the path", '{"token_file": 0}'),
+        ("EXPERTD_OPTIONS has token_file '/nope', which cannot be read", '{"token_file": "/nope"}'),
+    ):
+        raised(ValueError, text, told, options)
+    given = told('{"model_name": "m", "tls": {"ca_file": "c", "server_name": "s", "cert_key_file": null}}')
+    assert given["experts"] == URL and given["model_name"] == "m" and given["client"] == {"tls": expertd.Tls("c", "s")}, given
 
 
 # ---- what it knows, and its life ----
