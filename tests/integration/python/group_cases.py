@@ -15,12 +15,12 @@ HIDDEN = 24
 DEADLINE = 60.0
 
 
-def join(name, rank, world, told, **more):
-    """told: a queue, or list, in which rank 0's URL is handed on."""
+def join(name, rank, world, told, scheme="tcp", **more):
+    """told: a queue in which rank 0's URL is handed on."""
     if rank == 0:
         more["on_listening"] = lambda url: [told.put(url) for _ in range(world - 1)]
-    url = "tcp://127.0.0.1:0" if rank == 0 else told.get(timeout=DEADLINE)
-    return expertd.Group(name, rank, world, url, listen="tcp://127.0.0.1:0", **{"deadline": DEADLINE, **more})
+    own = scheme + "://127.0.0.1:0"
+    return expertd.Group(name, rank, world, own if rank == 0 else told.get(timeout=DEADLINE), listen=own, **{"deadline": DEADLINE, **more})
 
 
 def on_ranks(world, play, **more):
@@ -701,6 +701,25 @@ def case_fork():
         return True
 
     assert on_ranks(2, play) == [True, True]
+
+
+# ---- last, as children of a process that used nng cannot use it ----
+
+
+def case_tls():
+    """With certificates that prove both ends, and a token."""
+    folder = os.path.dirname(os.environ["TEST_CA"])
+    own = expertd.Tls(folder + "/ca.pem", "127.0.0.1", folder + "/service.pem")
+
+    def play(group):
+        b, d, c = micro_batch(group, expertd.GroupParams(4), 0)
+        d.run()
+        run_experts(d, 2 * group.rank)
+        assert np.array_equal(c.run(), canonical(b))
+        return True
+
+    assert on_ranks(2, play, scheme="tls+tcp", tls=own, token="token-of-the-ranks") == [True, True]
+    raised(ValueError, "TLS setting ca_file is required", expertd.Group, "g", 0, 2, "tls+tcp://127.0.0.1:0", deadline=1.0)
 
 
 def main():

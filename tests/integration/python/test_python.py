@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python package as users have it: its C table held to the headers, the wheel built and installed into a fresh environment, the manual's first call,
 cases.py there against a coordinator and two nodes, and group_cases.py."""
-import os, re, shutil, subprocess, sys
+import os, re, shutil, subprocess, sys, zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE + "/../door")
@@ -19,6 +19,9 @@ def make_environment(c):
     c.run(*pip, "wheel", "--quiet", "--no-index", "--no-build-isolation", "--no-deps", "--wheel-dir", wheels, tree)
     (wheel,) = os.listdir(wheels)
     assert wheel == "expertd-0.1.0-py3-none-any.whl", wheel
+    modules = {f"expertd/{name}" for name in os.listdir(f"{SOURCE}/client/python/expertd") if name.endswith((".py", "py.typed"))} | {"expertd_engines.py"}
+    packed = {name for name in zipfile.ZipFile(f"{wheels}/{wheel}").namelist() if ".dist-info/" not in name}
+    assert packed == modules, packed ^ modules
     c.run(PYTHON, "-m", "venv", "--without-pip", "--system-site-packages", venv)
     c.run(*pip, "--python", f"{venv}/bin/python", "install", "--quiet", "--no-index", "--no-deps", f"{wheels}/{wheel}")
     return f"{venv}/bin/python"
@@ -73,7 +76,7 @@ def main():
         c.wait_serving("--coordinator", url, "--token-file", token)
         run_cases(python, TEST_URL=url, TEST_NODES=" ".join(str(p.pid) for n, p in c.processes if n in "ab"))
         check_tls(c, python, token)
-        run_cases(python, "group_cases.py", TEST_URL="")
+        run_cases(python, "group_cases.py", TEST_URL="", TEST_CA=c.path("ca.pem"))
     with Cluster() as c:
         url = c.coordinator()["rpc_url"]
         c.node("a", f"--coordinator-url={url}")
