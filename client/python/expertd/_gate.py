@@ -59,7 +59,7 @@ class Gate:
     def choose(self, logits: Any) -> Tuple[np.ndarray, np.ndarray]:
         """ids [T,K] i32 and weights [T,K] f32 for logits [T,E] f32. Errors: ValueError (InvalidArgument), naming the
         field or the token."""
-        rows = _array("logits", logits, np.float32, (None, None))
+        rows = _array("logits", logits, "f32", (None, None))
         config, _keep = self._to_c(*rows.shape)
         error, shape = _c.CError(), (rows.shape[0], min(config.top_k, TOP_K_MAX))
         ids, weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
@@ -81,9 +81,9 @@ class Gate:
         config.renormalise = _values.boolean("renormalise", self.renormalise)
         keep = []
         for name, kind, shape in (
-            ("bias", np.float32, (experts,)),
-            ("expert_factors", np.float32, (experts,)),
-            ("chosen", np.int32, (tokens, config.top_k)),
+            ("bias", "f32", (experts,)),
+            ("expert_factors", "f32", (experts,)),
+            ("chosen", "i32", (tokens, config.top_k)),
         ):
             if getattr(self, name) is not None:
                 keep.append(_array(name, getattr(self, name), kind, shape))
@@ -91,14 +91,12 @@ class Gate:
         return config, keep
 
 
-def _array(name: str, given: Any, kind: Any, shape: Tuple[Optional[int], ...]) -> np.ndarray:
+def _array(name: str, given: Any, kind: str, shape: Tuple[Optional[int], ...]) -> np.ndarray:
     """Dense, of that type and shape (None: any): C takes a pointer and asks no more."""
-    if not isinstance(given, np.ndarray):
-        _tensors.view(name, given)  # refuses what is no tensor of the host's memory
-        given = np.from_dlpack(given)
-    if given.dtype != kind:
-        raise TypeError(f"{name} has type {given.dtype}: allowed is {np.dtype(kind)}")
-    if given.ndim != len(shape) or any(w not in (None, n) for w, n in zip(shape, given.shape)):
+    view = _tensors.view(name, given)
+    if view.dtype != kind:
+        raise TypeError(f"{name} has type {view.dtype}: allowed is {kind}")
+    if len(view.shape) != len(shape) or any(w not in (None, n) for w, n in zip(shape, view.shape)):
         wanted = ["any" if n is None else n for n in shape]
-        raise ValueError(f"{name} has shape {list(given.shape)}: allowed is {wanted}")
-    return np.ascontiguousarray(given)
+        raise ValueError(f"{name} has shape {list(view.shape)}: allowed is {wanted}")
+    return _tensors.to_numpy(view)

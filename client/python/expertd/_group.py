@@ -296,10 +296,10 @@ class Operation:
 
     def finish(self) -> Any:
         """Waits for the end, at most until the deadline. Errors: FailedPrecondition too where nothing was begun."""
-        interrupted = None
-        while not self._is_over():
+        interrupted, ended = None, self._under_way()
+        while ended is not None and not ended.done():
             try:
-                self._plan.ended.result()
+                ended.result()
             except KeyboardInterrupt as error:
                 interrupted = error
                 self.cancel()
@@ -313,9 +313,10 @@ class Operation:
         return self.finish()
 
     async def finish_async(self) -> Any:
-        if not self._is_over():
+        ended = self._under_way()
+        if ended is not None:
             try:
-                await _client._wait_ended(asyncio.wrap_future(self._plan.ended), self)
+                await _client._wait_ended(asyncio.wrap_future(ended), self)
             except asyncio.CancelledError:
                 self._finish_cancelled()
                 raise
@@ -345,10 +346,9 @@ class Operation:
     def _begin(self, group: c_void_p, plan: c_void_p, *more: Any) -> int:
         raise NotImplementedError
 
-    def _is_over(self) -> bool:
-        """Or not begun."""
-        self._group._check_process()
-        return self._plan.ended is None or self._plan.ended.done()
+    def _under_way(self) -> "Optional[concurrent.futures.Future[None]]":
+        self._group._check_process()  # in a child nobody would end it
+        return self._plan.ended
 
     def _finish(self) -> Any:
         error = _c.CError()

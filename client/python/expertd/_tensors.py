@@ -212,6 +212,17 @@ def _view(name, array, wanted16, writable, gaps):
     raise TypeError(f"{name} is a {type(array).__name__}: allowed are NumPy arrays and objects with __dlpack__")
 
 
+def to_numpy(view):
+    """A dense copy."""
+    dtype = next(name for name, word in NUMPY.items() if word == view.dtype)
+    if 0 in view.shape:
+        return np.empty(view.shape, dtype)
+    strides = view.tensor.stride_bytes[: len(view.shape)]
+    span = sum((n - 1) * stride for n, stride in zip(view.shape, strides)) + BYTES[view.dtype]
+    there = (c_uint8 * span).from_address(view.tensor.data)
+    return np.ndarray(view.shape, dtype, there, strides=strides).copy()
+
+
 def empty_like(array, shape, dtype):
     """A new output of the kind of array: PyTorch's for PyTorch's, else NumPy's."""
     torch = sys.modules.get("torch")

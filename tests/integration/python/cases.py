@@ -245,6 +245,9 @@ def case_logits(c, b):
             assert np.array_equal(got, y) and result.missing_slots == ()
     wide = np.zeros((TOKENS, 2 * EXPERTS), np.float32)
     wide[:, ::2] = logits
+    for form in Dlpack(logits, 2, 32, True), wide[:, ::2], logits[::-1][::-1]:
+        assert all(np.array_equal(one, other) for one, other in zip(gates[2].choose(form), gates[2].choose(logits)))
+    raised(TypeError, "logits has type bf16: allowed is f32", gates[0].choose, Dlpack(logits.view(np.uint16), 4, 16, True))
     assert np.array_equal(c.forward_logits("demo", LAYER, b.x32, wide[:, ::2], gates[0]), c.forward("demo", LAYER, b.x32, *gates[0].choose(wide[:, ::2])))
     logits[1] = np.nan
     mask = np.arange(TOKENS) != 1
@@ -271,7 +274,8 @@ def check_bad_gates(c, b, logits):
         (ValueError, "group_mask is 'inf'", dict(group_mask="inf")),
         (TypeError, "renormalise is a int", dict(renormalise=1)),
         (TypeError, "epsilon is a str", dict(epsilon="0")),
-        (TypeError, "bias has type float64: allowed is float32", dict(bias=np.zeros(EXPERTS))),
+        (TypeError, "bias has type float64", dict(bias=np.zeros(EXPERTS))),
+        (TypeError, "bias has type i32: allowed is f32", dict(bias=np.zeros(EXPERTS, np.int32))),
         (ValueError, "bias has shape [3]: allowed is [16]", dict(bias=np.zeros(3, np.float32))),
         (ValueError, "chosen has shape [6, 3]: allowed is [6, 2]", dict(chosen=np.zeros((TOKENS, 3), np.int32))),
         (ValueError, "groups", dict(groups=3, groups_kept=1, group_best=1)),
