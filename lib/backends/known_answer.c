@@ -235,6 +235,28 @@ static void put_nibble(void *codes, size_t at, unsigned code)
     *byte = (uint8_t)(at % 2 == 0 ? (*byte & 0xf0u) | code : (*byte & 0x0fu) | code << 4);
 }
 
+/* One as the scale of every group; of q4_k as far above zero as codes of 8 are. */
+static void fill_units(ep_weight_format format, uint32_t rows, uint32_t columns, uint8_t *to)
+{
+    const ep_scale_arrays arrays = ep_weight_scale_arrays(format, rows, columns);
+    const uint16_t one = ep_f32_to_bf16(1.0f);
+    const float wide_one = 1.0f;
+    uint8_t *factors = to + arrays.scales + arrays.offsets;
+    if (format == EP_WEIGHTS_Q4_K) {
+        memset(to, 1, arrays.scales);
+        memset(to + arrays.scales, 8, arrays.offsets);
+    } else if (format == EP_WEIGHTS_MXFP4) {
+        memset(to, 128, arrays.scales); /* 2 for codes of 1/2 */
+    } else {
+        for (size_t at = 0; at < arrays.scales; at += sizeof(one)) {
+            memcpy(to + at, &one, sizeof(one));
+        }
+    }
+    for (size_t at = 0; at < arrays.scale_factors + arrays.offset_factors; at += sizeof(float)) {
+        memcpy(factors + at, &wide_one, sizeof(wide_one));
+    }
+}
+
 /*
  * Of 4 bits, for rows that become int8: a group's greatest input is 127 steps of a power of two,
  * and all others lie halfway between two. Up passes them on, down has 0, 1 and -1: sums are whole
@@ -242,22 +264,17 @@ static void put_nibble(void *codes, size_t at, unsigned code)
  */
 static void fill_halves(known_data *data, ep_weight_format format)
 {
-    const bool is_int4 = format == EP_WEIGHTS_INT4;
+    const bool is_mx = format == EP_WEIGHTS_MXFP4;
     /* 0, a unit, minus a unit, 0 */
-    const unsigned codes[4] = {is_int4 ? 8 : 0, is_int4 ? 9 : 1, is_int4 ? 7 : 9, is_int4 ? 8 : 0};
-    const uint16_t one = ep_f32_to_bf16(1.0f);
+    const unsigned codes[4] = {is_mx ? 0 : 8, is_mx ? 1 : 9, is_mx ? 9 : 7, is_mx ? 0 : 8};
     uint64_t state = 0x68616c76ull + (uint64_t)format;
     fill_data(data, format);
     for (size_t at = 0; at < INNER * HIDDEN; at++) {
         put_nibble(data->up, at, codes[at % HIDDEN == at / HIDDEN]);
         put_nibble(data->down, at, codes[ep_splitmix64(&state) >> 62]);
     }
-    for (size_t i = 0; i < sizeof(data->scales) / sizeof(one); i++) {
-        memcpy((uint8_t *)data->scales + i * sizeof(one), &one, sizeof(one));
-    }
-    if (!is_int4) {
-        memset(data->scales, 128, sizeof(data->scales)); /* 2 for codes of 1/2 */
-    }
+    fill_units(format, INNER, HIDDEN, (uint8_t *)data->scales[1]);
+    fill_units(format, HIDDEN, INNER, (uint8_t *)data->scales[2]);
     for (size_t i = 0; i < ROWS * HIDDEN; i++) {
         const float half = (float)((int)(ep_splitmix64(&state) % 253) - 126) + 0.5f;
         data->x[i] = ldexpf(i % HIDDEN % EP_MX_GROUP == 0 ? 127.0f : half, -5 * (int)(i / HIDDEN));

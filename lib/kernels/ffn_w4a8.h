@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Numerics family `w4a8`, for mxfp4 and int4: inputs rounded to int8 per group of 32 columns, exact
- * integer sums. The same shapes and the same calls as family `portable` (expert_ffn.h); what
+ * Numerics family `w4a8`, for mxfp4, int4 and q4_k: inputs rounded to int8 per group of 32 columns,
+ * exact integer sums. The same shapes and the same calls as family `portable` (expert_ffn.h); what
  * differs:
  *   x       is widened, scaled and weighted in f32 as in `portable`. Each group of 32 columns of a
  *           row, the last may be short, then becomes int8: s = max |x| / 127, rounded; q = x / s,
  *           rounded, then to the nearest integer, ties to even, within +-127; s = 0: all q are 0. A
  *           group with a value that is not finite has s NaN, and all q are 0.
- *   dot     codes are integers w: int4 -8..7, mxfp4 twice the value of e2m1, -12..12. Their scale S
+ *   dot     codes are integers w: int4 -8..7, mxfp4 twice the value of e2m1, -12..12, q4_k 0..15.
+ *           Their scale S
  *           is that of the format, of mxfp4 half of it (the denormals 2^-127 and 2^-128 too; code
  *           255: NaN). Groups ascending, total from +0: total = fma((sum of w q to f32) * s, S,
- *           total), the product rounded; the sum is exact. Denormals are kept.
- *   h       biases and the activation are computed in f32 as in `portable`, then h becomes int8 in
- *           groups of 32 as x does.
- *   shared  the shared expert's own gate is the f32 chain of `portable` over x before it became
- *           int8.
- *   y       is multiplied, rounded once to out_dtype and written as in `portable`, with the same
- *           rule for NaN.
- * Weights of other formats are computed with family `bf16dp` or, where it has them not, `portable`.
+ *           total), the product rounded; the sum is exact. Of q4_k with the offset O: t = fma((sum
+ * of w q to f32), S, (O / 8, rounded) * (-8 sum of q to f32)), the product rounded; total = fma(t,
+ * s, total). Denormals are kept. h       biases and the activation are computed in f32 as in
+ * `portable`, then h becomes int8 in groups of 32 as x does. shared  the shared expert's own gate
+ * is the f32 chain of `portable` over x before it became int8. y       is multiplied, rounded once
+ * to out_dtype and written as in `portable`, with the same rule for NaN. Weights of other formats
+ * are computed with family `bf16dp` or, where it has them not, `portable`.
  *
  * The functions here are those rules in scalars; the plain kernel and the reference are made of
  * them. Inline, so that each kernel's file compiles them with its own instruction set flags.
@@ -45,10 +45,12 @@ static inline float ep_ffn_w4a8_e8m0(uint8_t code)
 static inline int8_t ep_ffn_w4a8_integer(ep_weight_format format, uint32_t code)
 {
     static const int8_t e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    return format == EP_WEIGHTS_MXFP4 ? e2m1[code & 15u] : (int8_t)((int)(code & 15u) - 8);
+    return format == EP_WEIGHTS_MXFP4  ? e2m1[code & 15u]
+           : format == EP_WEIGHTS_Q4_K ? (int8_t)(code & 15u)
+                                       : (int8_t)((int)(code & 15u) - 8);
 }
 
-/* Scale of output o of a panel's group. scales: behind its codes. */
+/* Scale of output o of a panel's group. scales: behind its codes. Of formats without offsets. */
 static inline float ep_ffn_w4a8_scale(ep_weight_format format, const uint8_t *scales, uint32_t o)
 {
     return format == EP_WEIGHTS_MXFP4 ? ep_ffn_w4a8_e8m0(scales[o])
@@ -61,6 +63,15 @@ static inline float ep_ffn_w4a8_add_group(float total, int32_t sum, float input_
 {
     const float scaled = (float)sum * input_scale;
     return fmaf(scaled, weight_scale, total);
+}
+
+/* The same of q4_k. eighth: of the offset; start: -8 times the sum of the group's inputs. */
+static inline float ep_ffn_w4a8_add_q4_k(float total, int32_t sum, int32_t start, float input_scale,
+                                         float weight_scale, float eighth)
+{
+    const float less = eighth * (float)start;
+    const float scaled = fmaf((float)sum, weight_scale, less);
+    return fmaf(scaled, input_scale, total);
 }
 
 /* What one row has in the lines of a group: int8 of x, zeros behind n, their scale, -8 times their

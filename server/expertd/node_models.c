@@ -95,7 +95,7 @@ static void log_family(const ep_node_model *model, ep_numerics numerics)
     const bool is_auto = numerics == EP_NUMERICS_AUTO;
     const bool lacks = numerics == EP_NUMERICS_W4A8 && rounded == EP_WEIGHTS_NONE;
     const ep_weight_format format = lacks ? model->info->format : rounded;
-    const char *reason = lacks ? "numerics w4a8 is for MXFP4 and int4"
+    const char *reason = lacks ? "numerics w4a8 is for MXFP4, int4 g32 and q4_K"
                          : model->info->wide_inputs
                              ? "the checkpoint names activations of 16 bits"
                              : "auto takes w4a8 for 4-bit weights: 1.5 to 1.7 times as fast as "
@@ -106,6 +106,9 @@ static void log_family(const ep_node_model *model, ep_numerics numerics)
                          : format == EP_WEIGHTS_MXFP4
                              ? "inputs are rounded to int8: against the unrounded weights an "
                                "error of .204 for .204; numerics: bf16dp does not"
+                         : format == EP_WEIGHTS_Q4_K
+                             ? "inputs are rounded to int8: against the unrounded weights an "
+                               "error of .124 for .124; numerics: bf16dp does not"
                              : "inputs are rounded to int8: against the unrounded weights an "
                                "error of .172 for .171; numerics: bf16dp does not";
     if (lacks || (is_auto && rounded != EP_WEIGHTS_NONE)) {

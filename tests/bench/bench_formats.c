@@ -3,9 +3,9 @@
  * Weight formats through the cpu backend: each against bf16 in the same moment, and against what
  * the machine allows it. Between two passes over bf16 experts come the format's own: limit, pass,
  * pass, limit (ffn_meter.h). Bars: w8a8 within 0.55 of bf16's time up to M = 4 and at 90 % of its
- * limit; mxfp4 and int4 within 0.35 up to M = 4 and no slower from M = 64 on, in each numerics
- * family that has them, and in the best of them; the others are shown. Beside w8a8: oneDNN's
- * products of bytes.
+ * limit; mxfp4, int4 and q4_k within 0.35 up to M = 4 and no slower from M = 64 on, in each
+ * numerics family that has them, and in the best of them; the others are shown. Beside w8a8:
+ * oneDNN's products of bytes.
  *
  *     bench_formats [JSON] [shape=2048x768] [m=1,4] [format=w8a8] [family=auto-wide,w4a8]
  *                   [seconds=0.3] [threads=N] [rivals=no]            (ffn_options.h)
@@ -30,6 +30,7 @@ static const format_bars all_bars[] = {
     {EP_WEIGHTS_W8A8, 0.55, NAN, 0.90},
     {EP_WEIGHTS_MXFP4, 0.35, 1.00, NAN},
     {EP_WEIGHTS_INT4, 0.35, 1.00, NAN},
+    {EP_WEIGHTS_Q4_K, 0.35, 1.00, NAN},
 };
 
 static format_bars bars_of(ep_weight_format format)
@@ -62,8 +63,8 @@ typedef struct {
 /*
  * What the arithmetic of a cell takes at the least. w4a8: all products as quads of int8, and for
  * each output and row and each group of 32 columns, 64 operations, a multiply and a multiply-add in
- * f32 in the same units of the CPU. Not counted: the group's conversion to f32, which other units
- * may do, and widening weights, which many rows share.
+ * f32 in the same units of the CPU; of q4_k one more multiply-add. Not counted: the group's
+ * conversion to f32, which other units may do, and widening weights, which many rows share.
  */
 static void set_limit(ffn_meter *meter, ep_numerics numerics, ep_weight_format format)
 {
@@ -71,7 +72,8 @@ static void set_limit(ffn_meter *meter, ep_numerics numerics, ep_weight_format f
     if (family == EP_FFN_FAMILY_W4A8) {
         const double groups = meter->operations / (2 * EP_MX_GROUP);
         meter->peak = FFN_PEAK_INT8;
-        meter->f32_operations = 2 * 2 * groups; /* instructions counted as multiply-adds */
+        /* instructions counted as multiply-adds */
+        meter->f32_operations = 2 * (format == EP_WEIGHTS_Q4_K ? 3 : 2) * groups;
     } else {
         meter->peak = ep_ffn_family_has_pairs(family) ? FFN_PEAK_BF16 : ffn_case_peak(format);
     }
@@ -223,9 +225,10 @@ int main(int argc, char **argv)
 {
     ffn_options o = {.rows_count = 7,
                      .rows = {1, 2, 4, 16, 64, 256, 1024},
-                     .formats_count = 6,
+                     .formats_count = 7,
                      .formats = {EP_WEIGHTS_W8A8, EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4,
-                                 EP_WEIGHTS_MXFP8, EP_WEIGHTS_F8_BLOCK, EP_WEIGHTS_F8_CHANNEL},
+                                 EP_WEIGHTS_Q4_K, EP_WEIGHTS_MXFP8, EP_WEIGHTS_F8_BLOCK,
+                                 EP_WEIGHTS_F8_CHANNEL},
                      .seconds = 0.3,
                      .rivals = true};
     static formats_bench b;

@@ -21,6 +21,7 @@ static float code_max(ep_weight_format format)
 {
     return format == EP_WEIGHTS_MXFP4  ? 6.0f
            : format == EP_WEIGHTS_INT4 ? 7.0f
+           : format == EP_WEIGHTS_Q4_K ? 7.0f /* beside a minimum of 8 */
            : format == EP_WEIGHTS_W8A8 ? 127.0f
                                        : 448.0f;
 }
@@ -45,10 +46,26 @@ static float scale_of(const ffn_matrix *m, uint32_t row, uint32_t group)
     return m->format == EP_WEIGHTS_INT4 ? ep_bf16_to_f32(ep_f32_to_bf16(scale)) : scale;
 }
 
+/* Parts of 31 or 62, and minima that are eight scales. */
+static void put_parts(const ffn_matrix *m, uint32_t row, uint32_t group, size_t at)
+{
+    const ep_scale_arrays arrays = ep_weight_scale_arrays(m->format, m->rows, m->columns);
+    const size_t blocks = ((size_t)m->columns + EP_SCALE_BLOCK - 1) / EP_SCALE_BLOCK;
+    const uint8_t part = ffn_matrix_draw(11, row % FFN_MATRIX_PERIOD, group) < 0 ? 31 : 62;
+    const size_t block = row * blocks + group * group_columns(m) / EP_SCALE_BLOCK;
+    uint8_t *scales = m->scales;
+    float *factors = (float *)(void *)(scales + arrays.scales + arrays.offsets);
+    scales[at] = scales[arrays.scales + at] = part;
+    factors[block] = scale_of(m, row, group) / (float)part;
+    factors[arrays.scale_factors / sizeof(float) + block] = 8.0f * factors[block];
+}
+
 static void put_scale(const ffn_matrix *m, uint32_t row, uint32_t group, size_t at)
 {
     const float scale = scale_of(m, row, group);
-    if (m->format == EP_WEIGHTS_INT4) {
+    if (m->format == EP_WEIGHTS_Q4_K) {
+        put_parts(m, row, group, at);
+    } else if (m->format == EP_WEIGHTS_INT4) {
         ((uint16_t *)m->scales)[at] = ep_f32_to_bf16(scale);
     } else if (m->format == EP_WEIGHTS_MXFP4 || m->format == EP_WEIGHTS_MXFP8) {
         ((uint8_t *)m->scales)[at] = (uint8_t)(ep_f32_bits(scale) >> 23);
@@ -90,6 +107,7 @@ static void put_code(ep_weight_format format, uint8_t *row, uint32_t column, flo
         row[column / 2] |= (uint8_t)(nearest_e2m1(x) << shift);
         break;
     case EP_WEIGHTS_INT4:
+    case EP_WEIGHTS_Q4_K:
         row[column / 2] |= (uint8_t)((int)(rintf(x) + 8) << shift);
         break;
     case EP_WEIGHTS_W8A8:
@@ -170,6 +188,11 @@ double ffn_matrix_value(const ffn_matrix *m, uint32_t row, uint32_t column)
     }
     const float code = m->format == EP_WEIGHTS_W8A8 ? (float)((const int8_t *)values)[column]
                                                     : ep_ffn_weight_code(m->format, values, column);
-    return (double)code * (double)ep_ffn_weight_scale(m->format, m->scales, m->rows, m->columns,
-                                                      row, column / group_columns(m));
+    const uint32_t group = column / group_columns(m);
+    const double scaled = (double)code * (double)ep_ffn_weight_scale(m->format, m->scales, m->rows,
+                                                                     m->columns, row, group);
+    return m->format == EP_WEIGHTS_Q4_K
+               ? scaled - (double)ep_ffn_weight_offset(m->format, m->scales, m->rows, m->columns,
+                                                       row, group)
+               : scaled;
 }

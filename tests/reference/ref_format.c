@@ -9,13 +9,15 @@
 enum ref_family ref_format_family(enum ref_format format, enum ref_family told)
 {
     if (told == REF_W4A8 || told == REF_AUTO_VNNI) {
-        bool has_nibbles = format == REF_FORMAT_MXFP4 || format == REF_FORMAT_INT4;
+        bool has_nibbles =
+            format == REF_FORMAT_MXFP4 || format == REF_FORMAT_INT4 || format == REF_FORMAT_Q4_K;
         return has_nibbles        ? REF_W4A8
                : told == REF_W4A8 ? ref_format_family(format, REF_BF16DP)
                                   : REF_PORTABLE;
     }
     bool is_bf16 = format == REF_FORMAT_BF16;
-    bool has_groups = format == REF_FORMAT_CODES || ref_format_group(format) > 0;
+    bool has_groups =
+        format == REF_FORMAT_CODES || format == REF_FORMAT_Q4_K || ref_format_group(format) > 0;
     bool has_format = told == REF_BF16DP ? is_bf16 || has_groups : is_bf16;
     return has_format ? told : REF_PORTABLE;
 }

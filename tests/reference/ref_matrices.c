@@ -550,7 +550,9 @@ bool ref_matrix_load_stacked(const struct ref_checkpoint *checkpoint, const char
     *out_matrix = (struct ref_matrix){.values = NULL};
     if (find(checkpoint, stem, end, &values) && values.block != NULL) {
         gguf_blocks(&values, slab, out_matrix);
-        *out_format = values.block->is_mx ? REF_FORMAT_MXFP4 : REF_FORMAT_CODES;
+        *out_format = values.block->is_mx                       ? REF_FORMAT_MXFP4
+                      : strcmp(values.block->name, "Q4_K") == 0 ? REF_FORMAT_Q4_K
+                                                                : REF_FORMAT_CODES;
     } else if (find(checkpoint, stem, end, &values)) {
         out_matrix->values = stacked_values(&values, slab);
         *out_format = values.dtype == REF_BF16 ? REF_FORMAT_BF16 : REF_FORMAT_FLOAT;

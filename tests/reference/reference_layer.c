@@ -241,12 +241,14 @@ static float output(const struct ref_expert *expert, const struct ref_matrix *m,
     float y;
     if (m->group > 0) {
         size_t first = row * ((n + m->group - 1) / m->group);
-        y = ref_dot_codes(expert->family, values, m->scales + first,
-                          m->offsets != NULL ? m->offsets + first : NULL, m->group, x, n);
+        const float *offsets = m->offsets != NULL ? m->offsets + first : NULL;
+        y = expert->family == REF_W4A8
+                ? ref_w4a8_dot(format, values, m->scales + first, offsets, x, x_scales, n)
+                : ref_dot_codes(expert->family, values, m->scales + first, offsets, m->group, x, n);
     } else if (group > 0) {
         const float *scales = m->scales + row * ((n + group - 1) / group);
         y = expert->family == REF_W4A8
-                ? ref_w4a8_dot(format, values, scales, x, x_scales, n)
+                ? ref_w4a8_dot(format, values, scales, NULL, x, x_scales, n)
                 : ref_dot_groups(format, expert->family, values, scales, x, n);
     } else if (format == REF_FORMAT_W8A8) {
         y = ref_dot_int8(values, m->scales[row], x, x_scales[0], n);

@@ -7,10 +7,12 @@
  *             finite: s is NaN, all q are 0.
  *   weights   int4: the code's value and its scale. mxfp4: twice the code's value, and half its
  *             scale.
+ *             q4_k: the code, its scale and its offset O.
  *   dot       groups ascending, total from +0: sum of w * q, exact; t = sum * s, rounded; total =
- *             fma(t, S, total).
+ *             fma(t, S, total). Of q4_k: t = fma(sum, S, -(O / 8 * (8 * sum of q))), that product
+ *             rounded; total = fma(t, s, total).
  * Mistakes: REF_MUTATE_GROUP takes one s for the whole row, _TIES rounds them away from zero,
- * _CHAIN goes through the groups from the last one, _UNFUSED rounds t * S before it is added, _BIAS
+ * _CHAIN goes through the groups from the last one, _UNFUSED rounds what is added first, _BIAS
  * leaves the weights of a short last group as unsigned as a kernel keeps them.
  */
 #ifndef TESTS_REFERENCE_REFERENCE_W4A8_H
@@ -71,9 +73,10 @@ static inline void ref_w4a8_round_row(const float *x, size_t n, float *q, float 
     }
 }
 
-/* values, scales: of a matrix's row as ref_matrix has them. */
+/* values, scales, offsets: of a matrix's row as ref_matrix has them; only q4_k has offsets. */
 static inline float ref_w4a8_dot(enum ref_format format, const float *values, const float *scales,
-                                 const float *q, const float *q_scales, size_t n)
+                                 const float *offsets, const float *q, const float *q_scales,
+                                 size_t n)
 {
     float factor = format == REF_FORMAT_MXFP4 ? 2.0f : 1.0f;
     float total = 0.0f;
@@ -86,17 +89,25 @@ static inline float ref_w4a8_dot(enum ref_format format, const float *values, co
 #endif
         size_t end = (g + 1) * REF_W4A8_GROUP < n ? (g + 1) * REF_W4A8_GROUP : n;
         int32_t sum = 0;
+        int32_t inputs = 0;
         for (size_t k = g * REF_W4A8_GROUP; k < end; k++) {
             int32_t w = (int32_t)(factor * values[k]);
 #ifdef REF_MUTATE_BIAS
             w += end - g * REF_W4A8_GROUP == REF_W4A8_GROUP ? 0
+                 : format == REF_FORMAT_Q4_K                ? 0
                  : format == REF_FORMAT_MXFP4               ? 12
                                                             : 8;
 #endif
             sum += w * (int32_t)q[k];
+            inputs += (int32_t)q[k];
         }
         float t = (float)sum * q_scales[g];
         float scale = scales[g] / factor;
+        if (format == REF_FORMAT_Q4_K) {
+            float less = offsets[g] / 8.0f * (float)(8 * inputs);
+            t = fmaf((float)sum, scale, -less);
+            scale = q_scales[g];
+        }
 #ifdef REF_MUTATE_UNFUSED
         float term = t * scale;
         total = total + term;

@@ -174,6 +174,9 @@ Test(reference_formats, told_families_leave_what_they_have_not)
 {
     cr_expect_eq(ref_format_family(REF_FORMAT_INT4, REF_W4A8), REF_W4A8);
     cr_expect_eq(ref_format_family(REF_FORMAT_MXFP4, REF_W4A8), REF_W4A8);
+    cr_expect_eq(ref_format_family(REF_FORMAT_Q4_K, REF_W4A8), REF_W4A8);
+    cr_expect_eq(ref_format_family(REF_FORMAT_Q4_K, REF_BF16DP), REF_BF16DP);
+    cr_expect_eq(ref_format_family(REF_FORMAT_CODES, REF_W4A8), REF_BF16DP);
     cr_expect_eq(ref_format_family(REF_FORMAT_MXFP8, REF_W4A8), REF_BF16DP);
     cr_expect_eq(ref_format_family(REF_FORMAT_BF16, REF_W4A8), REF_BF16DP);
     cr_expect_eq(ref_format_family(REF_FORMAT_FLOAT, REF_W4A8), REF_PORTABLE);
@@ -211,15 +214,22 @@ Test(reference_formats, a_dot_product_of_w4a8_by_hand)
     const float q_scales[3] = {2.0f, 1.0f, 1.0f};
     values[64] = -8.0f;
     q[64] = 10.0f;
-    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_INT4, values, scales, q, q_scales, 65), 381.0f - 20.0f);
+    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_INT4, values, scales, NULL, q, q_scales, 65),
+                 381.0f - 20.0f);
     values[64] = -6.0f;
-    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_MXFP4, values, scales, q, q_scales, 65), 381.0f - 15.0f);
-    cr_expect(isnan(
-        ref_w4a8_dot(REF_FORMAT_MXFP4, values, scales, q, (const float[]){2.0f, NAN, 1.0f}, 65)));
-    cr_expect(isnan(
-        ref_w4a8_dot(REF_FORMAT_MXFP4, values, (const float[]){0.5f, NAN, 1.0f}, q, q_scales, 65)));
+    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_MXFP4, values, scales, NULL, q, q_scales, 65),
+                 381.0f - 15.0f);
+    cr_expect(isnan(ref_w4a8_dot(REF_FORMAT_MXFP4, values, scales, NULL, q,
+                                 (const float[]){2.0f, NAN, 1.0f}, 65)));
+    cr_expect(isnan(ref_w4a8_dot(REF_FORMAT_MXFP4, values, (const float[]){0.5f, NAN, 1.0f}, NULL,
+                                 q, q_scales, 65)));
+    /* 127 of 3/2 - 5/2, twice, and 10 of 8/4 - 3/4 */
+    values[64] = 8.0f;
+    const float offsets[3] = {2.5f, 7.0f, 0.75f};
+    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_Q4_K, values, scales, offsets, q, q_scales, 65),
+                 (1.5f - 2.5f) * 127.0f * 2.0f + (2.0f - 0.75f) * 10.0f);
     /* 2^-127 stands for 2^-128 beside doubled codes; nothing is flushed */
-    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_MXFP4, values, (const float[]){0x1p-127f}, q,
+    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_MXFP4, values, (const float[]){0x1p-127f}, NULL, q,
                               (const float[]){0x1p-9f}, 32),
                  381 * 0x1p-136f);
 }
@@ -233,14 +243,23 @@ Test(reference_formats, groups_of_w4a8_are_fused_in_ascending_order)
     values[32] = 1.0f;
     q[32] = 1.0f;
     const float exact = (float)((double)(1.0f + 0x1p-23f) * (double)(1.0f + 0x1p-7f) - 1.0);
-    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_INT4, values, (const float[]){1.0f, 1.0f + 0x1p-7f}, q,
-                              (const float[]){1.0f, 1.0f + 0x1p-23f}, 33),
+    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_INT4, values, (const float[]){1.0f, 1.0f + 0x1p-7f}, NULL,
+                              q, (const float[]){1.0f, 1.0f + 0x1p-23f}, 33),
                  exact);
     values[0] = 1.0f;
     values[32] = -1.0f;
-    cr_expect_neq(ref_w4a8_dot(REF_FORMAT_INT4, values, (const float[]){1.0f + 0x1p-7f, 1.0f}, q,
-                               (const float[]){1.0f + 0x1p-23f, 1.0f}, 33),
+    cr_expect_neq(ref_w4a8_dot(REF_FORMAT_INT4, values, (const float[]){1.0f + 0x1p-7f, 1.0f}, NULL,
+                               q, (const float[]){1.0f + 0x1p-23f, 1.0f}, 33),
                   exact);
+}
+
+/* 3 (1 + 2^-23) is a tie: the offset's product goes up to 3 + 2^-21, the other one is fused. */
+Test(reference_formats, of_w4a8_only_the_offsets_product_is_rounded)
+{
+    const float odd[1] = {1.0f + 0x1p-23f};
+    cr_expect_eq(ref_w4a8_dot(REF_FORMAT_Q4_K, (const float[]){1.0f}, odd, odd,
+                              (const float[]){3.0f}, (const float[]){1.0f}, 1),
+                 -0x1p-23f);
 }
 
 /* y = down relu(up x + bias)^2, H = 1, I = 2, and the same under an own gate that sees x before it

@@ -6,13 +6,15 @@
 #include "kernels/ffn_activation.h"
 #include "kernels/generic/ffn_generic.h"
 
-/* A panel's group: integers [column][output], and scales. */
+/* A panel's group: integers [column][output], scales, and of q4_k eighths of offsets. */
 typedef struct {
     int8_t w[EP_MX_GROUP][EP_FFN_PANEL];
     float scales[EP_FFN_PANEL];
+    float eighths[EP_FFN_PANEL];
 } wide_group;
 
-static void widen_group(ep_weight_format format, const uint8_t *block, wide_group *to)
+static void widen_group(ep_weight_format format, const uint8_t *block, const float *factors,
+                        wide_group *to)
 {
     for (uint32_t k = 0; k < EP_MX_GROUP; k++) {
         for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
@@ -20,6 +22,13 @@ static void widen_group(ep_weight_format format, const uint8_t *block, wide_grou
             to->w[k][o] =
                 ep_ffn_w4a8_integer(format, (uint32_t)block[slot / 2] >> (4 * (slot & 1u)));
         }
+    }
+    if (format == EP_WEIGHTS_Q4_K) {
+        ep_ffn_generic_scales(format, block, factors, to->scales, to->eighths);
+        for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
+            to->eighths[o] *= 0.125f;
+        }
+        return;
     }
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
         to->scales[o] = ep_ffn_w4a8_scale(format, block + EP_FFN_W4A8_CODE_BYTES, o);
@@ -30,10 +39,9 @@ static void widen_group(ep_weight_format format, const uint8_t *block, wide_grou
 static void group_chunk(ep_weight_format format, const float *x, uint32_t rows,
                         const uint8_t *block, const float *factors, uint32_t n, float *c)
 {
-    (void)factors;
     (void)n; /* zeros behind it */
     wide_group group;
-    widen_group(format, block, &group);
+    widen_group(format, block, factors, &group);
     for (uint32_t r = 0; r < rows; r++, c += EP_FFN_PANEL) {
         int32_t sums[EP_FFN_PANEL] = {0};
         for (uint32_t k = 0; k < EP_MX_GROUP; k++) {
@@ -43,9 +51,13 @@ static void group_chunk(ep_weight_format format, const float *x, uint32_t rows,
                 sums[o] += group.w[k][o] * q;
             }
         }
+        const float input_scale = x[EP_FFN_W4A8_SCALE_LINE * rows + r];
+        const int32_t start = (int32_t)ep_f32_bits(x[EP_FFN_W4A8_START_LINE * rows + r]);
         for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-            c[o] = ep_ffn_w4a8_add_group(c[o], sums[o], x[EP_FFN_W4A8_SCALE_LINE * rows + r],
-                                         group.scales[o]);
+            c[o] = format == EP_WEIGHTS_Q4_K
+                       ? ep_ffn_w4a8_add_q4_k(c[o], sums[o], start, input_scale, group.scales[o],
+                                              group.eighths[o])
+                       : ep_ffn_w4a8_add_group(c[o], sums[o], input_scale, group.scales[o]);
         }
     }
 }

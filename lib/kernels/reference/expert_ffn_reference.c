@@ -189,11 +189,19 @@ static float dot_w4a8(ep_weight_format format, const matrix *m, size_t row, cons
                                 ? ep_ffn_w4a8_e8m0(exponents[g])
                                 : ep_ffn_weight_scale(format, m->scales, m->rows, n, row, g);
         int32_t sum = 0;
+        int32_t inputs_sum = 0;
         for (uint32_t i = g * EP_MX_GROUP; i < n && i < (g + 1) * EP_MX_GROUP; i++) {
             sum += ep_ffn_w4a8_integer(format, (uint32_t)codes[i / 2] >> (4 * (i & 1u))) *
                    (int32_t)in->x[i];
+            inputs_sum += (int32_t)in->x[i];
         }
-        total = ep_ffn_w4a8_add_group(total, sum, in->group_scales[g], scale);
+        if (format == EP_WEIGHTS_Q4_K) {
+            const float offset = ep_ffn_weight_offset(format, m->scales, m->rows, n, row, g);
+            total = ep_ffn_w4a8_add_q4_k(total, sum, -8 * inputs_sum, in->group_scales[g], scale,
+                                         offset * 0.125f);
+        } else {
+            total = ep_ffn_w4a8_add_group(total, sum, in->group_scales[g], scale);
+        }
     }
     return total;
 }

@@ -2,8 +2,9 @@
 /*
  * Family `w4a8` on AVX-512 VNNI. The instruction takes unsigned by signed: weights are moved up by
  * 8 (int4: the code itself) or 16 (mxfp4), and sums begin at minus that times the sum of the
- * group's inputs. Codes become bytes in registers, anew for each chunk: a few instructions for 16
- * outputs and two quads, beside two dot products for each row.
+ * group's inputs; those of q4_k are unsigned as they are. Codes become bytes in registers, anew for
+ * each chunk: a few instructions for 16 outputs and two quads, beside two dot products for each
+ * row.
  */
 #include "kernels/ffn_w4a8.h"
 #include "kernels/x86/ffn_avx512.h"
@@ -19,6 +20,9 @@
 typedef struct {
     const uint8_t *groups;
     uint32_t count;
+    uint32_t first;              /* number of the first one in its panel */
+    const float *factors;        /* of the panel, all of them */
+    const uint8_t *next_factors; /* fetched while weights stream in, a cache line each group */
     const uint8_t *ahead;
     /* bytes per group; unused while weights stream in: then as much as the group passed over is
      * long */
@@ -28,7 +32,7 @@ typedef struct {
 /* Unsigned weights of 64 codes: the lower nibbles of bytes. */
 INLINE __m512i widen(ep_weight_format format, __m512i nibbles)
 {
-    if (format == EP_WEIGHTS_INT4) {
+    if (format != EP_WEIGHTS_MXFP4) {
         return nibbles;
     }
     const __m512i e2m1 = _mm512_broadcast_i32x4(
@@ -43,16 +47,41 @@ static __attribute__((noinline, cold)) void rare_scales(const uint8_t *scales, f
     }
 }
 
-/* Scales of outputs 16 first.. of a group; scales: of the whole group. */
-INLINE void load_scales(const ep_weight_format format, const uint8_t *scales, int first,
-                        const int vectors, __m512 to[])
+/* Of a group: scales, and of q4_k eighths of offsets. */
+typedef struct {
+    __m512 scales[VECTORS];
+    __m512 eighths[VECTORS];
+} group_ends;
+
+/* 16 bytes, each times its float. */
+INLINE __m512 join_parts(const uint8_t *parts, const float *factors)
 {
+    const __m128i bytes = _mm_load_si128((const __m128i *)(const void *)parts);
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), _mm512_load_ps(factors));
+}
+
+/* Those of outputs 16 first.. of a group. scales: of the whole group; factors: its own. */
+INLINE void load_ends(const ep_weight_format format, const uint8_t *scales, const float *factors,
+                      int first, const int vectors, group_ends *to)
+{
+    if (format == EP_WEIGHTS_Q4_K) {
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++) {
+            const int o = 16 * (first + j);
+            to->scales[j] = join_parts(scales + o, factors + o);
+            to->eighths[j] =
+                _mm512_mul_ps(join_parts(scales + EP_FFN_PANEL + o, factors + EP_FFN_PANEL + o),
+                              _mm512_set1_ps(0.125f));
+        }
+        return;
+    }
     if (format == EP_WEIGHTS_INT4) {
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {
             const __m256i halves =
                 _mm256_load_si256((const __m256i *)(const void *)(scales + 32 * (first + j)));
-            to[j] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+            to->scales[j] =
+                _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
         }
         return;
     }
@@ -64,7 +93,7 @@ INLINE void load_scales(const ep_weight_format format, const uint8_t *scales, in
         rare_scales(scales, all);
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {
-            to[j] = _mm512_load_ps(all + 16 * (first + j));
+            to->scales[j] = _mm512_load_ps(all + 16 * (first + j));
         }
         return;
     }
@@ -72,7 +101,7 @@ INLINE void load_scales(const ep_weight_format format, const uint8_t *scales, in
     for (int j = 0; j < vectors; j++) {
         const __m512i codes = _mm512_cvtepu8_epi32(
             _mm_load_si128((const __m128i *)(const void *)(scales + 16 * (first + j))));
-        to[j] = _mm512_castsi512_ps(
+        to->scales[j] = _mm512_castsi512_ps(
             _mm512_sub_epi32(_mm512_slli_epi32(codes, 23), _mm512_set1_epi32(1 << 23)));
     }
 }
@@ -105,7 +134,9 @@ INLINE void sum_group(const int rows, const ep_weight_format format, const uint8
     for (int r = 0; r < rows; r++) {
         const __m512i eight =
             _mm512_castps_si512(_mm512_set1_ps(a[(int)EP_FFN_W4A8_START_LINE * rows + r]));
-        const __m512i start = format == EP_WEIGHTS_INT4 ? eight : _mm512_add_epi32(eight, eight);
+        const __m512i start = format == EP_WEIGHTS_Q4_K   ? _mm512_setzero_si512()
+                              : format == EP_WEIGHTS_INT4 ? eight
+                                                          : _mm512_add_epi32(eight, eight);
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {
             acc[r][j] = start;
@@ -142,16 +173,25 @@ INLINE void sum_group(const int rows, const ep_weight_format format, const uint8
 }
 
 /* total += sums of a group, scaled; the first sums to total[r][first]. */
-INLINE void add_group(const int rows, const int vectors, const float *a, const __m512 scales[],
-                      __m512i acc[][VECTORS], const int first, __m512 total[][VECTORS])
+INLINE void add_group(const int rows, const ep_weight_format format, const int vectors,
+                      const float *a, const group_ends *by, __m512i acc[][VECTORS], const int first,
+                      __m512 total[][VECTORS])
 {
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
         const __m512 input_scale = _mm512_set1_ps(a[(int)EP_FFN_W4A8_SCALE_LINE * rows + r]);
+        const __m512 start = _mm512_cvtepi32_ps(
+            _mm512_castps_si512(_mm512_set1_ps(a[(int)EP_FFN_W4A8_START_LINE * rows + r])));
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {
-            const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(acc[r][j]), input_scale);
-            total[r][first + j] = _mm512_fmadd_ps(scaled, scales[j], total[r][first + j]);
+            const __m512 sum = _mm512_cvtepi32_ps(acc[r][j]);
+            __m512 *to = &total[r][first + j];
+            if (format == EP_WEIGHTS_Q4_K) {
+                const __m512 less = _mm512_mul_ps(by->eighths[j], start);
+                *to = _mm512_fmadd_ps(_mm512_fmadd_ps(sum, by->scales[j], less), input_scale, *to);
+            } else {
+                *to = _mm512_fmadd_ps(_mm512_mul_ps(sum, input_scale), by->scales[j], *to);
+            }
         }
     }
 }
@@ -178,12 +218,25 @@ INLINE void store_totals(const int rows, const int vectors, __m512 total[][VECTO
     }
 }
 
-INLINE void fetch_scales(const int rows, const uint8_t *ahead, size_t group_bytes)
+/* What lies beside codes: group g's share of it. */
+INLINE void fetch_ends(const int rows, const ep_weight_format format, const walk *over, uint32_t g,
+                       const uint8_t *ahead)
 {
 #pragma GCC unroll 2
-    for (size_t at = EP_FFN_W4A8_CODE_BYTES; at < group_bytes; at += 64) {
+    for (size_t at = EP_FFN_W4A8_CODE_BYTES; at < ep_ffn_group_bytes(format); at += 64) {
         fetch_line(rows, ahead + at);
     }
+    if (format == EP_WEIGHTS_Q4_K) {
+        _mm_prefetch((const char *)over->next_factors + 64 * (size_t)(over->first + g),
+                     _MM_HINT_T1);
+    }
+}
+
+/* What the parts of group g of those passed over are multiplied by. */
+INLINE const float *factors_of(const ep_weight_format format, const walk *over, uint32_t g)
+{
+    return over->factors +
+           (over->first + g) / (EP_SCALE_BLOCK / EP_MX_GROUP) * ep_ffn_block_factors(format);
 }
 
 /* Up to 3 rows of one chunk: totals of a whole panel stay in registers. rows and format are
@@ -198,11 +251,12 @@ INLINE void stream_few(const int rows, const ep_weight_format format, const walk
     load_totals(rows, VECTORS, c, total);
     for (uint32_t g = 0; g < over->count; g++, group += group_bytes, ahead += group_bytes) {
         __m512i acc[EP_FFN_CHUNK_ROWS][VECTORS];
-        __m512 scales[VECTORS];
+        group_ends by;
         sum_group(rows, format, group, 0, VECTORS, true, ahead, a, acc);
-        fetch_scales(rows, ahead, group_bytes);
-        load_scales(format, group + EP_FFN_W4A8_CODE_BYTES, 0, VECTORS, scales);
-        add_group(rows, VECTORS, a, scales, acc, 0, total);
+        fetch_ends(rows, format, over, g, ahead);
+        load_ends(format, group + EP_FFN_W4A8_CODE_BYTES, factors_of(format, over, g), 0, VECTORS,
+                  &by);
+        add_group(rows, format, VECTORS, a, &by, acc, 0, total);
         a += (int)EP_FFN_W4A8_LINES * rows;
     }
     store_totals(rows, VECTORS, total, c);
@@ -222,12 +276,13 @@ INLINE void stream_four(const int rows, const ep_weight_format format, const wal
 #pragma GCC unroll 2
         for (int first = 0; first < VECTORS; first += HALF_VECTORS) {
             __m512i acc[EP_FFN_CHUNK_ROWS][VECTORS];
-            __m512 scales[VECTORS];
+            group_ends by;
             sum_group(rows, format, group, first, HALF_VECTORS, true, ahead, a, acc);
-            load_scales(format, group + EP_FFN_W4A8_CODE_BYTES, first, HALF_VECTORS, scales);
-            add_group(rows, HALF_VECTORS, a, scales, acc, first, total);
+            load_ends(format, group + EP_FFN_W4A8_CODE_BYTES, factors_of(format, over, g), first,
+                      HALF_VECTORS, &by);
+            add_group(rows, format, HALF_VECTORS, a, &by, acc, first, total);
         }
-        fetch_scales(rows, ahead, group_bytes);
+        fetch_ends(rows, format, over, g, ahead);
         a += (int)EP_FFN_W4A8_LINES * rows;
     }
     store_totals(rows, VECTORS, total, c);
@@ -246,14 +301,15 @@ INLINE void stream_many(const int rows, const ep_weight_format format, const wal
         for (int first = 0; first < VECTORS; first += HALF_VECTORS) {
             __m512 total[EP_FFN_CHUNK_ROWS][VECTORS];
             __m512i acc[EP_FFN_CHUNK_ROWS][VECTORS];
-            __m512 scales[VECTORS];
+            group_ends by;
             sum_group(rows, format, group, first, HALF_VECTORS, true, ahead, a, acc);
-            load_scales(format, group + EP_FFN_W4A8_CODE_BYTES, first, HALF_VECTORS, scales);
+            load_ends(format, group + EP_FFN_W4A8_CODE_BYTES, factors_of(format, over, g), first,
+                      HALF_VECTORS, &by);
             load_totals(rows, HALF_VECTORS, c + 16 * first, total);
-            add_group(rows, HALF_VECTORS, a, scales, acc, 0, total);
+            add_group(rows, format, HALF_VECTORS, a, &by, acc, 0, total);
             store_totals(rows, HALF_VECTORS, total, c + 16 * first);
         }
-        fetch_scales(rows, ahead, group_bytes);
+        fetch_ends(rows, format, over, g, ahead);
         a += (int)EP_FFN_W4A8_LINES * rows;
     }
 }
@@ -272,13 +328,14 @@ INLINE void block_tile(const int rows, const ep_weight_format format, const walk
         load_totals(rows, HALF_VECTORS, c + 16 * first, total);
         for (uint32_t g = 0; g < over->count; g++, group += group_bytes, ahead += over->step) {
             __m512i acc[EP_FFN_CHUNK_ROWS][VECTORS];
-            __m512 scales[VECTORS];
+            group_ends by;
             for (size_t at = 0; at < over->step; at += 64) {
                 _mm_prefetch((const char *)ahead + at, _MM_HINT_T1);
             }
             sum_group(rows, format, group, first, HALF_VECTORS, false, NULL, x, acc);
-            load_scales(format, group + EP_FFN_W4A8_CODE_BYTES, first, HALF_VECTORS, scales);
-            add_group(rows, HALF_VECTORS, x, scales, acc, 0, total);
+            load_ends(format, group + EP_FFN_W4A8_CODE_BYTES, factors_of(format, over, g), first,
+                      HALF_VECTORS, &by);
+            add_group(rows, format, HALF_VECTORS, x, &by, acc, 0, total);
             x += (int)EP_FFN_W4A8_LINES * rows;
         }
         store_totals(rows, HALF_VECTORS, total, c + 16 * first);
@@ -312,17 +369,39 @@ typedef void (*tile_func)(const walk *over, const float *a, float *c);
 
 TILES(mxfp4, EP_WEIGHTS_MXFP4)
 TILES(int4, EP_WEIGHTS_INT4)
+TILES(q4_k, EP_WEIGHTS_Q4_K)
+
+/* A panel of one of the formats. */
+typedef struct {
+    const uint8_t *groups;
+    uint32_t count;
+    size_t group_bytes;
+    const float *factors;
+} whole_panel;
+
+/* Where the factors of a panel as long as this one begin; behind all groups. */
+static const uint8_t *factors_behind(const whole_panel *panel, const uint8_t *next)
+{
+    return (next == NULL ? panel->groups : next) + panel->count * panel->group_bytes;
+}
 
 /* The weights stream through once. The last groups fetch the first ones of the next panel. */
-static void stream_panel(tile_func over_groups, size_t group_bytes, const float *a, uint32_t rows,
-                         const uint8_t *panel, uint32_t groups, const uint8_t *next, float *c)
+static void stream_panel(tile_func over_groups, const whole_panel *panel, const float *a,
+                         uint32_t rows, const uint8_t *next, float *c)
 {
-    const uint32_t inside = groups > STREAM_GROUPS ? groups - STREAM_GROUPS : 0;
-    const walk most = {
-        .groups = panel, .count = inside, .ahead = panel + STREAM_GROUPS * group_bytes};
-    const walk rest = {.groups = panel + inside * group_bytes,
-                       .count = groups - inside,
-                       .ahead = next == NULL ? panel : next};
+    const uint32_t count = panel->count;
+    const uint32_t inside = count > STREAM_GROUPS ? count - STREAM_GROUPS : 0;
+    const walk most = {.groups = panel->groups,
+                       .count = inside,
+                       .factors = panel->factors,
+                       .next_factors = factors_behind(panel, next),
+                       .ahead = panel->groups + STREAM_GROUPS * panel->group_bytes};
+    const walk rest = {.groups = panel->groups + inside * panel->group_bytes,
+                       .count = count - inside,
+                       .first = inside,
+                       .factors = panel->factors,
+                       .next_factors = factors_behind(panel, next),
+                       .ahead = next == NULL ? panel->groups : next};
     over_groups(&most, a, c);
     over_groups(&rest, a + (size_t)inside * EP_FFN_W4A8_LINES * rows, c);
 }
@@ -331,18 +410,25 @@ static void stream_panel(tile_func over_groups, size_t group_bytes, const float 
  * Blocks of groups, of one length, so that each fetches all of the next one; all chunks per block.
  * Each half of each chunk fetches its share, evenly. Behind the last block lies the next panel.
  */
-static void block_panel(const tile_func *tiles, size_t group_bytes, const float *a, uint32_t rows,
-                        const uint8_t *panel, uint32_t groups, const uint8_t *next, float *c)
+static void block_panel(const tile_func *tiles, const whole_panel *panel, const float *a,
+                        uint32_t rows, const uint8_t *next, float *c)
 {
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
+    const size_t group_bytes = panel->group_bytes;
+    const uint32_t groups = panel->count;
     const uint32_t blocks = (groups + BLOCK_GROUPS - 1) / BLOCK_GROUPS;
     const uint32_t block = (groups + blocks - 1) / blocks;
     const size_t step = (group_bytes + 2 * chunks.count - 1) / (2 * chunks.count);
     for (uint32_t g = 0; g < groups; g += block) {
         const uint32_t n = groups - g < block ? groups - g : block;
-        const uint8_t *behind = g + n < groups ? panel + (size_t)(g + n) * group_bytes : next;
-        walk over = {
-            .groups = panel + (size_t)g * group_bytes, .count = n, .ahead = behind, .step = step};
+        const uint8_t *behind =
+            g + n < groups ? panel->groups + (size_t)(g + n) * group_bytes : next;
+        walk over = {.groups = panel->groups + (size_t)g * group_bytes,
+                     .count = n,
+                     .first = g,
+                     .factors = panel->factors,
+                     .ahead = behind,
+                     .step = step};
         if (behind == NULL) {
             over.ahead = over.groups;
             over.step = 0;
@@ -360,16 +446,22 @@ static void block_panel(const tile_func *tiles, size_t group_bytes, const float 
 static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t rows,
                              const uint8_t *panel, uint32_t k_count, const uint8_t *next, float *c)
 {
-    const bool is_int4 = format == EP_WEIGHTS_INT4;
-    const size_t group_bytes = ep_ffn_group_bytes(format);
+    const tile_func *const stream = format == EP_WEIGHTS_Q4_K   ? stream_q4_k
+                                    : format == EP_WEIGHTS_INT4 ? stream_int4
+                                                                : stream_mxfp4;
+    const tile_func *const block = format == EP_WEIGHTS_Q4_K   ? block_q4_k
+                                   : format == EP_WEIGHTS_INT4 ? block_int4
+                                                               : block_mxfp4;
     const uint32_t groups = ep_ffn_w4a8_groups(k_count);
+    const whole_panel whole = {.groups = panel,
+                               .count = groups,
+                               .group_bytes = ep_ffn_group_bytes(format),
+                               .factors = ep_ffn_factors_of(format, panel, groups, 0)};
     __builtin_memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
     if (rows <= EP_FFN_CHUNK_ROWS) {
-        stream_panel((is_int4 ? stream_int4 : stream_mxfp4)[rows - 1], group_bytes, a, rows, panel,
-                     groups, next, c);
+        stream_panel(stream[rows - 1], &whole, a, rows, next, c);
     } else {
-        block_panel(is_int4 ? block_int4 : block_mxfp4, group_bytes, a, rows, panel, groups, next,
-                    c);
+        block_panel(block, &whole, a, rows, next, c);
     }
 }
 

@@ -128,6 +128,7 @@ Test(families, bits_are_equal_over_shapes_and_types)
     expect_shapes_and_types(EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16);
     expect_shapes_and_types(EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4);
     expect_shapes_and_types(EP_NUMERICS_W4A8, EP_WEIGHTS_INT4);
+    expect_shapes_and_types(EP_NUMERICS_W4A8, EP_WEIGHTS_Q4_K);
 }
 
 Test(families, other_weights_stay_with_portable)
@@ -143,7 +144,8 @@ Test(families, other_weights_stay_with_portable)
 /* What weights of a format are computed with, said once more. */
 static const char *family_of(ep_numerics numerics, ep_weight_format format)
 {
-    const bool has_nibbles = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4;
+    const bool has_nibbles =
+        format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4 || format == EP_WEIGHTS_Q4_K;
     const bool has_pairs =
         format != EP_WEIGHTS_F16 && format != EP_WEIGHTS_F32 && format != EP_WEIGHTS_W8A8;
     return numerics == EP_NUMERICS_W4A8 && has_nibbles ? "w4a8"
@@ -193,6 +195,7 @@ Test(families, ids_name_the_family_and_its_answer)
     expect_ids(EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16);
     expect_ids(EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4);
     expect_ids(EP_NUMERICS_W4A8, EP_WEIGHTS_INT4);
+    expect_ids(EP_NUMERICS_W4A8, EP_WEIGHTS_Q4_K);
 }
 
 /* One id and its rows with experts that name inputs of 16 bits, or do not. */
@@ -223,7 +226,8 @@ static void expect_auto(ep_weight_format format, bool wide_inputs, ep_numerics s
  * named. */
 Test(families, auto_keeps_inputs_of_16_bits_where_they_are_named)
 {
-    const ep_weight_format formats[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_MXFP8};
+    const ep_weight_format formats[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_Q4_K,
+                                        EP_WEIGHTS_MXFP8};
     const ep_numerics numerics[EP_FFN_FAMILIES] = {EP_NUMERICS_PORTABLE, EP_NUMERICS_BF16DP,
                                                    EP_NUMERICS_BF16ODD, EP_NUMERICS_W4A8};
     for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
@@ -251,7 +255,8 @@ Test(families, the_references_answers_are_those_recorded)
                     {EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16, 0x7fffff, "bf16dp/bf16/rne/f8d174a6"},
                     {EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16, 0x7fffff, "bf16odd/bf16/rne/129f44b7"},
                     {EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4, 0, "w4a8/mxfp4/rne/cc64d879"},
-                    {EP_NUMERICS_W4A8, EP_WEIGHTS_INT4, 0, "w4a8/int4-g32/rne/f97147f8"}};
+                    {EP_NUMERICS_W4A8, EP_WEIGHTS_INT4, 0, "w4a8/int4-g32/rne/f97147f8"},
+                    {EP_NUMERICS_W4A8, EP_WEIGHTS_Q4_K, 0, "w4a8/q4_k/rne/0d54ea49"}};
     uint32_t in_all[EP_NUMERICS_AUTO] = {0};
     for (size_t n = 0; n < sizeof(recorded) / sizeof(recorded[0]); n++) {
         const ep_backend_config config = {.numerics = recorded[n].numerics, .threads = 1};
@@ -477,7 +482,7 @@ Test(families, a_processor_that_computes_otherwise_gets_another_id)
 
 Test(families, a_processor_that_computes_w4a8_otherwise_gets_another_id)
 {
-    static const ep_weight_format formats[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4};
+    static const ep_weight_format formats[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_Q4_K};
     right = ep_ffn_kernel_of(EP_FFN_FAMILY_W4A8);
     for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
         ep_ffn_kernel wrong = *right;

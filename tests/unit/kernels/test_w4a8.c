@@ -13,7 +13,7 @@
 #include "kernels/ffn_w4a8.h"
 #include "kernels/generic/ffn_generic.h"
 
-static const ep_weight_format formats[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4};
+static const ep_weight_format formats[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_Q4_K};
 
 /* The next kernel of the family from *index on; NULL past the last. */
 static const ep_ffn_kernel *next_kernel(size_t *index)
@@ -31,6 +31,7 @@ Test(w4a8, codes_are_integers_and_scales_of_mxfp4_half)
         cr_assert_eq((float)ep_ffn_w4a8_integer(EP_WEIGHTS_MXFP4, code),
                      2.0f * ep_ffn_weight_e2m1(code));
         cr_assert_eq(ep_ffn_w4a8_integer(EP_WEIGHTS_INT4, code), (int)code - 8);
+        cr_assert_eq(ep_ffn_w4a8_integer(EP_WEIGHTS_Q4_K, code), (int)code);
     }
     for (int code = 0; code < 255; code++) {
         cr_assert_eq(ep_ffn_w4a8_e8m0((uint8_t)code), ldexpf(1.0f, code - 128), "code %d", code);
@@ -128,7 +129,8 @@ static void fill_lines(uint64_t *state, uint32_t rows, uint32_t groups, float *a
     }
 }
 
-/* Any codes. One group in four has scales of every kind, the others ordinary ones. */
+/* Any codes and parts. One group in four has scales of every kind, the others ordinary ones; one
+ * factor in 32 is of any kind. */
 static void fill_panel(uint64_t *state, ep_weight_format format, uint32_t groups, uint8_t *panel)
 {
     for (uint32_t g = 0; g < groups; g++, panel += ep_ffn_group_bytes(format)) {
@@ -140,13 +142,21 @@ static void fill_panel(uint64_t *state, ep_weight_format format, uint32_t groups
         for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
             const uint64_t z = ep_splitmix64(state);
             const uint8_t edges[] = {0, 1, 2, 253, 254, 255};
-            if (format == EP_WEIGHTS_MXFP4) {
+            if (format == EP_WEIGHTS_Q4_K) {
+                scales[o] = (uint8_t)(z >> 8);
+                scales[EP_FFN_PANEL + o] = (uint8_t)(z >> 16);
+            } else if (format == EP_WEIGHTS_MXFP4) {
                 scales[o] =
                     wild && z % 8 == 0 ? edges[(z >> 8) % 6] : (uint8_t)(2 + (z >> 8) % 253);
             } else {
                 memcpy(scales + 2 * o, (uint16_t[]){ep_f32_to_bf16(any_float(state, wild))}, 2);
             }
         }
+    }
+    const size_t blocks =
+        (groups + EP_SCALE_BLOCK / EP_MX_GROUP - 1) / (EP_SCALE_BLOCK / EP_MX_GROUP);
+    for (size_t i = 0; i < blocks * ep_ffn_block_factors(format); i++) {
+        ((float *)(void *)panel)[i] = any_float(state, ep_splitmix64(state) % 32 == 0);
     }
 }
 
