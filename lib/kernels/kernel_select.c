@@ -70,12 +70,13 @@ const ep_ffn_kernel *ep_ffn_kernel_of(ep_ffn_family family)
     return usable[i];
 }
 
-/* Whether the family's own instructions compute it: elsewhere `portable` is as fast, and the same
- * on every CPU. */
+/* Whether the family is the quickest here that has the format: elsewhere `portable` is as fast, and
+ * the same on every CPU. With AVX-512F alone w4a8 has not been measured. */
 static bool is_native(const ep_ffn_kernel *kernel)
 {
 #if defined(__x86_64__)
-    return kernel == &ep_ffn_kernel_avx512bf16 || kernel == &ep_ffn_kernel_w4a8_avx512vnni;
+    return kernel == &ep_ffn_kernel_avx512bf16 || kernel == &ep_ffn_kernel_w4a8_avx512vnni ||
+           (kernel == &ep_ffn_kernel_w4a8_avx2 && !ep_cpu_features_read().avx512f);
 #elif defined(__aarch64__)
     return kernel == &ep_ffn_kernel_neon_bf16;
 #else

@@ -136,7 +136,7 @@ static const ep_option node_options[] = {
      .help = "Which rules fix the bits of experts: auto (the quickest of the next ones on this "
              "CPU), portable (f32 sums, any CPU), bf16dp (sums of "
              "bf16 pairs, for AVX-512 BF16), bf16odd (the same for 64-bit Arm with BF16), w4a8 "
-             "(inputs of MXFP4, int4 and q4_K experts rounded to int8, for AVX-512 VNNI; "
+             "(inputs of MXFP4, int4 and q4_K experts rounded to int8, for AVX-512 VNNI and AVX2; "
              "others as in bf16dp). Only nodes of one choice share a model's experts; give unlike "
              "CPUs the same word"},
     {.name = "threads",

@@ -40,11 +40,15 @@ bool ref_family_parse(const char *text, enum ref_family *out_family)
 /* Levels of the CPU, as EXPERTD_CPU_FEATURES names them, from the least to the greatest that
  * changes what auto takes. */
 #if defined(__x86_64__)
-static bool has_vnni(void)
+static bool has_avx2(void)
 {
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+static bool has_vnni(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
@@ -58,9 +62,12 @@ static enum ref_family family_below(const char *limit)
 {
     const bool is_cut = limit != NULL && strcmp(limit, "avx512bf16") != 0;
     const bool is_less = is_cut && strcmp(limit, "avx512vnni") != 0;
-    return is_less || !has_vnni()  ? REF_PORTABLE
-           : is_cut || !has_bf16() ? REF_AUTO_VNNI
-                                   : REF_W4A8; /* beside it bf16dp */
+    const bool is_avx2 =
+        limit != NULL ? strcmp(limit, "avx2") == 0 : !__builtin_cpu_supports("avx512f");
+    return has_avx2() && is_avx2    ? REF_AUTO_VNNI
+           : is_less || !has_vnni() ? REF_PORTABLE
+           : is_cut || !has_bf16()  ? REF_AUTO_VNNI
+                                    : REF_W4A8; /* beside it bf16dp */
 }
 #elif defined(__aarch64__)
 static enum ref_family family_below(const char *limit)

@@ -6,7 +6,8 @@
 #include <stdbool.h>
 
 enum ref_family { REF_PORTABLE, REF_BF16DP, REF_BF16ODD, REF_W4A8, REF_AUTO_VNNI };
-/* No expert's: what auto is with AVX-512 VNNI and no AVX-512 BF16. w4a8, and beside it portable. */
+/* No expert's: what auto is with AVX-512 VNNI and no AVX-512 BF16, or where the CPU ends at AVX2.
+ * w4a8, and beside it portable. */
 enum { REF_FAMILIES = REF_AUTO_VNNI };
 
 /* "portable", "bf16dp", "bf16odd", "w4a8"; "auto" of REF_AUTO_VNNI */

@@ -519,6 +519,10 @@ Test(expertd, what_auto_chose_for_4_bits_is_said_with_both_figures)
     snprintf(flag, sizeof(flag), "--model=demo=%s", path);
     snprintf(file, sizeof(file), "%s/config.json", path);
     expect_auto_line(flag, "portable", NULL, NULL);
+    if (has_level("avx2")) {
+        expect_auto_line(flag, "avx2", "numerics=w4a8/int4-g32/",
+                         "1.2 to 1.7 times as fast as portable");
+    }
     if (!has_level("avx512vnni")) {
         cr_skip_test("this CPU has no AVX-512 VNNI");
     }
