@@ -6,6 +6,7 @@
 
 /* quads that stay in the nearest cache while eight outputs after eight pass over them */
 #define INT8_BLOCK 32
+#define INT8_BLOCK_BYTES (INT8_BLOCK * 4 * EP_FFN_PANEL)
 
 /* What is taken from codes as integers: 8 of int4, 0 of uint4. */
 typedef __m256i code_lookup;
@@ -51,11 +52,12 @@ void ep_ffn_avx2_group_panel(ep_weight_format format, const float *a, uint32_t r
 }
 
 /*
- * Eight outputs over n quads. |w| as unsigned times a with w's sign: a pair of products is at most
- * 2 * 128 * 127, which 16 bits hold, since rows never have -128.
+ * Eight outputs over n quads; of the next block as many bytes from ahead on are fetched. |w| as
+ * unsigned times a with w's sign: a pair of products is at most 2 * 128 * 127, which 16 bits hold,
+ * since rows never have -128.
  */
 INLINE void int8_eight(const int rows, const int8_t *a, const uint8_t *b, uint32_t n, bool first,
-                       int32_t *sums)
+                       const uint8_t *ahead, int32_t *sums)
 {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i acc[EP_FFN_CHUNK_ROWS];
@@ -67,6 +69,9 @@ INLINE void int8_eight(const int rows, const int8_t *a, const uint8_t *b, uint32
     for (uint32_t q = 0; q < n; q++, b += 4 * EP_FFN_PANEL, a += 4 * rows) {
         const __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)b);
         const __m256i magnitude = _mm256_abs_epi8(w);
+        if (q % 2 == 0) {
+            _mm_prefetch((const char *)ahead + 32 * (size_t)q, _MM_HINT_T0);
+        }
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
             int32_t four;
@@ -83,13 +88,13 @@ INLINE void int8_eight(const int rows, const int8_t *a, const uint8_t *b, uint32
 }
 
 typedef void (*eight_func)(const int8_t *a, const uint8_t *b, uint32_t n, bool first,
-                           int32_t *sums);
+                           const uint8_t *ahead, int32_t *sums);
 
 #define EIGHT(rows, name)                                                                          \
     static void name##_##rows(const int8_t *a, const uint8_t *b, uint32_t n, bool first,           \
-                              int32_t *sums)                                                       \
+                              const uint8_t *ahead, int32_t *sums)                                 \
     {                                                                                              \
-        int8_eight(rows, a, b, n, first, sums);                                                    \
+        int8_eight(rows, a, b, n, first, ahead, sums);                                             \
     }
 EP_FFN_BY_ROWS(eight_func, eights, EIGHT)
 
@@ -99,8 +104,9 @@ static void int8_sums(const int8_t *a, uint32_t rows, const uint8_t *panel, uint
     for (uint32_t q = 0; q < quads; q += INT8_BLOCK) {
         const uint32_t n = quads - q < INT8_BLOCK ? quads - q : INT8_BLOCK;
         for (uint32_t o = 0; o < EP_FFN_PANEL; o += 8) {
-            eights[rows - 1](a + (size_t)q * 4 * rows,
-                             panel + (size_t)q * 4 * EP_FFN_PANEL + 4 * (size_t)o, n, q == 0,
+            const uint8_t *block = panel + (size_t)q * 4 * EP_FFN_PANEL;
+            eights[rows - 1](a + (size_t)q * 4 * rows, block + 4 * (size_t)o, n, q == 0,
+                             block + INT8_BLOCK_BYTES + o * (INT8_BLOCK_BYTES / EP_FFN_PANEL),
                              sums + o);
         }
     }
