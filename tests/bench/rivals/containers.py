@@ -10,7 +10,7 @@ import weights
 
 NUMPY = {"BF16": np.uint16, "F32": np.float32, "I8": np.int8, "U8": np.uint8, "I32": np.int32, "I64": np.int64}
 # llama.cpp's: number, and bytes of a block of so many columns.
-GGUF_TYPES = {"Q4_0": (2, 18, 32), "Q8_0": (8, 34, 32), "Q4_K": (12, 144, 256), "MXFP4": (39, 17, 32)}
+GGUF_TYPES = {"Q4_0": (2, 18, 32), "Q8_0": (8, 34, 32), "Q4_K": (12, 144, 256), "Q6_K": (14, 210, 256), "MXFP4": (39, 17, 32)}
 ALIGNMENT = 64
 _SCHEMES = {
     "w8a8": ("int-quantized", dict(num_bits=8, type="int", symmetric=True, strategy="channel"),
@@ -64,6 +64,22 @@ def open_stacks(folder, mode="r"):
     return {name: np.memmap(f"{folder}/{p['file']}", np.dtype(p["dtype"]), mode, p["offset"], tuple(p["shape"])) for name, p in places.items()}
 
 
+def _safetensors_head(entries):
+    text = json.dumps(entries).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+def open_safetensors(path, tensors):
+    """A new file: its tensors mapped by name, to be filled. tensors: [(name, shape, type)]"""
+    entries, offset = {}, 0
+    for name, shape, kind in tensors:
+        size = int(np.prod(shape)) * np.dtype(NUMPY[kind]).itemsize
+        entries[name] = dict(dtype=kind, shape=list(shape), data_offsets=[offset, offset + size])
+        offset += size
+    return _create(path, _safetensors_head(entries), [(name, shape, NUMPY[kind]) for name, shape, kind in tensors])
+
+
 def create_safetensors(folder, shape, form):
     entries, parts, offset = {}, [], 0
 
@@ -85,9 +101,7 @@ def create_safetensors(folder, shape, form):
         for matrix in MATRICES:
             for e in range(shape.experts):
                 add(f"model.layers.0.mlp.experts.{e}.{matrix}_proj.weight_shape", "I64", 16, [2])
-    text = json.dumps(entries).encode()
-    text += b" " * (-(len(text) + 8) % ALIGNMENT)
-    stacks = _create(f"{folder}/model.safetensors", struct.pack("<Q", len(text)) + text, parts)
+    stacks = _create(f"{folder}/model.safetensors", _safetensors_head(entries), parts)
     if shaped:
         stacks["weight_shape"][:] = np.array([shape.matrix(m) for m in MATRICES], np.int64)[:, None, :]
     with open(f"{folder}/config.json", "w") as file:
@@ -100,24 +114,46 @@ def gguf_row_bytes(kind, columns):
     return columns // wide * block
 
 
-def create_gguf(folder, shape, kind):
-    def text(value):
-        return struct.pack("<Q", len(value)) + value.encode()
+def _gguf_value(value):
+    """The type's number and the value. Numbers of one kind have one type: integers are uint32, those of split.* uint16 by (value, 2)."""
+    if isinstance(value, list):
+        kinds, values = zip(*map(_gguf_value, value))
+        return 9, struct.pack("<IQ", kinds[0], len(value)) + b"".join(values)
+    if isinstance(value, str):
+        return 8, struct.pack("<Q", len(value.encode())) + value.encode()
+    if isinstance(value, tuple):
+        return value[1], struct.pack("<H" if value[1] == 2 else "<i", value[0])
+    return (6, struct.pack("<f", value)) if isinstance(value, float) else (4, struct.pack("<I", value))
 
+
+def open_gguf(path, keys, tensors):
+    """A new file: its tensors mapped, to be filled, as parts.json beside it tells. keys: {name: str, int (uint32), float, a list of one of them, or (value,
+    type's number)}; tensors: [(name, key of the mapped array, shape as NumPy has it, type)]; arrays have blocks' bytes for columns."""
+
+    def text(value):
+        return _gguf_value(value)[1]
+
+    keys = {"general.alignment": ALIGNMENT, **keys}
+    pairs = [text(name) + struct.pack("<I", kind) + value for name, (kind, value) in ((name, _gguf_value(value)) for name, value in keys.items())]
+    parts, entries, offset = [], [], 0
+    for name, key, shape, kind in tensors:
+        number = {"F32": 0, "BF16": 30}.get(kind) if kind not in GGUF_TYPES else GGUF_TYPES[kind][0]
+        mine = (*shape[:-1], gguf_row_bytes(kind, shape[-1])) if kind in GGUF_TYPES else shape
+        parts.append((key, mine, NUMPY.get(kind, np.uint8)))
+        entries.append(text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), number, offset))
+        offset += int(np.prod(mine)) * np.dtype(parts[-1][2]).itemsize
+        offset += -offset % ALIGNMENT
+    head = struct.pack("<IIQQ", 0x46554747, 3, len(entries), len(pairs)) + b"".join(pairs + entries)
+    return _create(path, head + b"\0" * (-len(head) % ALIGNMENT), parts)
+
+
+def create_gguf(folder, shape, kind):
     arch = "qwen3moe"
     counts = dict(block_count=1, embedding_length=shape.hidden, expert_count=shape.experts, expert_used_count=shape.top_k,
                   expert_feed_forward_length=shape.inner, feed_forward_length=shape.inner)
-    keys = [text("general.architecture") + struct.pack("<I", 8) + text(arch), text("general.alignment") + struct.pack("<II", 4, ALIGNMENT)]
-    keys += [text(f"{arch}.{name}") + struct.pack("<II", 4, value) for name, value in counts.items()]
-    parts, tensors, offset = [], [], 0
-    for matrix in MATRICES:
-        rows, columns = shape.matrix(matrix)
-        parts.append((f"{matrix}.blocks", (shape.experts, rows, gguf_row_bytes(kind, columns)), np.uint8))
-        tensors.append(text(f"blk.0.ffn_{matrix}_exps.weight") + struct.pack("<IQQQIQ", 3, columns, rows, shape.experts, GGUF_TYPES[kind][0], offset))
-        offset += int(np.prod(parts[-1][1]))
-        offset += -offset % ALIGNMENT
-    head = struct.pack("<IIQQ", 0x46554747, 3, len(tensors), len(keys)) + b"".join(keys + tensors)
-    return _create(f"{folder}/model.gguf", head + b"\0" * (-len(head) % ALIGNMENT), parts)
+    keys = {"general.architecture": arch, **{f"{arch}.{name}": value for name, value in counts.items()}}
+    tensors = [(f"blk.0.ffn_{matrix}_exps.weight", f"{matrix}.blocks", (shape.experts, *shape.matrix(matrix)), kind) for matrix in MATRICES]
+    return open_gguf(f"{folder}/model.gguf", keys, tensors)
 
 
 def write_form(folder, shape, form, plain):

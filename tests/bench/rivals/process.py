@@ -30,7 +30,8 @@ class RivalProcess:
             self.process.send_signal(signal.SIGSTOP)
         return answer
 
-    def _ask(self, **command):
+    def ask(self, **command):
+        """The answer; missing says why there is none."""
         self.process.send_signal(signal.SIGCONT)
         try:
             self.process.stdin.write(json.dumps(command) + "\n")
@@ -41,11 +42,11 @@ class RivalProcess:
 
     def run(self, tokens):
         """Median milliseconds; None: missing says why."""
-        return None if self.missing else self._ask(tokens=tokens).get("ms")
+        return None if self.missing else self.ask(tokens=tokens).get("ms")
 
     def result(self, tokens, path):
         """float32 of the first tokens, None: missing says why."""
-        self._ask(tokens=tokens, result=path)
+        self.ask(tokens=tokens, result=path)
         return None if self.missing else np.fromfile(path, np.float32)
 
     def __enter__(self):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as bench_report.h has them, smaller is better in all; and the table of cells."""
+"""Rows as bench_report.h has them; and the table of cells."""
 import json, math
 
 BAR, CLASS = 1.0, 1.2
@@ -10,9 +10,9 @@ class Report:
         self.rows = []
         print(f"{'name':60} {'value':>12} {'unit':10} {'rival':>12} {'ratio':>8} {'bar':>6}  pass")
 
-    def add(self, name, value=None, unit="ms", rival=None, ratio=None, bar=None):
-        passes = None if bar is None else ratio <= bar
-        self.rows.append(dict(name=name, value=value, unit=unit, limit=None, rival=rival, ratio=ratio, better="lower", bar=bar, **{"pass": passes}))
+    def add(self, name, value=None, unit="ms", rival=None, ratio=None, bar=None, better="lower"):
+        passes = None if bar is None else ratio <= bar if better == "lower" else ratio >= bar
+        self.rows.append(dict(name=name, value=value, unit=unit, limit=None, rival=rival, ratio=ratio, better=better, bar=bar, **{"pass": passes}))
         shown = ["-" if n is None else f"{n:.{digits}f}" for n, digits in ((value, 4), (rival, 4), (ratio, 3), (bar, 2))]
         verdict = "-" if passes is None else "yes" if passes else "NO"
         print(f"{name:60} {shown[0]:>12} {unit:10} {shown[1]:>12} {shown[2]:>8} {shown[3]:>6}  {verdict}", flush=True)
@@ -57,8 +57,12 @@ def cell(ours, best, cells):
     return short(ours) if other is None else f"{short(ours)} ({other[1][1]:.2f} {other[0]} {short(other[1][2])})"
 
 
+def table(head, rows):
+    """In Markdown."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
 def markdown(tokens, lines):
     """lines: (shape, form, error, {T: cell})"""
-    head = ["shape", "form", "error", *(f"T={t}" for t in tokens)]
-    rows = [[shape, form, short(error), *(cells[t] for t in tokens)] for shape, form, error, cells in lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+    return table(["shape", "form", "error", *(f"T={t}" for t in tokens)],
+                 [[shape, form, short(error), *(cells[t] for t in tokens)] for shape, form, error, cells in lines])

