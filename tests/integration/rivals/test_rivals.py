@@ -1,19 +1,19 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""tests/bench/bench_rivals.py without rivals: expertd computes a small layer from the files that the bench writes, in each form, as NumPy does in float64
-from the form's parts; a stand-in for a rival, one that is missing and one that dies go through the same processes and rows.
+"""tests/bench/bench_rivals.py and bench_whole.py without rivals: expertd computes a small layer from the files that they write, in each form, as
+NumPy does in float64 from the form's parts; a stand-in for a rival, one that is missing and one that dies go through the same processes and rows.
 
 test_rivals.py BUILD SOURCE"""
-import json, os, sys, tempfile
+import json, math, os, sys, tempfile
 
 BUILD, SOURCE = sys.argv[1:3]
 BENCH = f"{SOURCE}/tests/bench"
-sys.path[:0] = [f"{BENCH}/rivals", f"{SOURCE}/client/python"]
+sys.path[:0] = [f"{BENCH}/rivals", f"{BENCH}/whole", f"{SOURCE}/client/python"]
 os.environ.update(EXPERTD_LIBRARY=f"{BUILD}/client/libexpertd.so.0", EXPERTD_NUMERICS="portable")
 
 import numpy as np
 
-import catalogue, containers, layer, report, weights
+import catalogue, containers, layer, meter, model, report, weights
 from process import RivalProcess
 from service import Service
 
@@ -43,8 +43,12 @@ def widened(form, parts):
 class Widened:
     """The answer's weights: those of the form. Stands in for stacks of bf16, whose bits layer.answer widens."""
 
-    def __init__(self, form, plain):
-        self.values = {f"{m}.weight": [widened(form, weights.FORMS[form](bits)) for bits in plain[f"{m}.weight"]] for m in layer.MATRICES}
+    def __init__(self, values):
+        self.values = values
+
+    @classmethod
+    def of_form(cls, form, plain):
+        return cls({f"{m}.weight": [widened(form, weights.FORMS[form](bits)) for bits in plain[f"{m}.weight"]] for m in layer.MATRICES})
 
     def answer(self):
         x, ids, scales = layer.draw_tokens(SHAPE, TOKENS)
@@ -66,7 +70,7 @@ def check_forms(folder):
     for form, (least, most) in FORM_ERRORS.items():  # mxfp4 is last
         if form != "bf16":
             containers.write_form(f"{folder}/{form}", SHAPE, form, plain)
-        want = Widened(form, plain).answer()
+        want = Widened.of_form(form, plain).answer()
         of_form = layer.error_of(want, exact)
         assert least <= of_form <= most + 1e-12, f"{form}: the form's error is {of_form}"
         got = computed(folder, form)
@@ -76,8 +80,8 @@ def check_forms(folder):
     return exact
 
 
-def computed(folder, form):
-    service = Service(f"{BUILD}/server/expertd/expertd", f"{folder}/{form}", folder, SHAPE, TOKENS, 1)
+def computed(folder, form, number=0):
+    service = Service(f"{BUILD}/server/expertd/expertd", f"{folder}/{form}", folder, SHAPE, TOKENS, 1, number)
     try:
         y = service.result(TOKENS)
         assert np.array_equal(y[:3], service.result(3)), f"{form}: fewer tokens have other rows"
@@ -95,6 +99,17 @@ def check_mxfp4_blocks(folder, want):
         for e in range(SHAPE.experts):
             blocks[f"{m}.blocks"][e] = weights.mxfp4_blocks(parts[f"{m}.weight_packed"][e], parts[f"{m}.weight_scale"][e])
     assert np.array_equal(computed(folder, "blocks"), want), "mxfp4 in blocks computes other rows"
+
+
+def check_whole(folder):
+    """The model of bench_whole.py, in two files as llama.cpp has them: expertd computes its last layer."""
+    tiny = model.Model(layers=2, hidden=SHAPE.hidden, experts=SHAPE.experts, top_k=SHAPE.top_k, inner=SHAPE.inner, heads=2, kv_heads=1, head_dim=64, vocab=512)
+    model.write(f"{folder}/whole", tiny)
+    want = Widened({f"{m}.weight": model.widen_experts(f"{folder}/whole", tiny, 1, m) for m in layer.MATRICES}).answer()
+    error = layer.error_of(computed(f"{folder}", "whole/bf16", 1), want)
+    assert error < 0.005, f"the whole model's last layer: error {error}"
+    assert 0.1 < math.sqrt((want**2).mean()) < 2, "rows grow or shrink from layer to layer"
+    assert meter.rate([[1.0, 2.0, 3.0], [1.5, 2.5, 3.5]]) == 3 / 1.5, "tokens are counted before all have begun or after one has ended"
 
 
 STAND_IN = '''
@@ -159,6 +174,7 @@ def check_rows(folder):
 def main():
     with tempfile.TemporaryDirectory(prefix="rivals-") as folder:
         check_processes(folder, check_forms(folder))
+        check_whole(folder)
         check_rows(folder)
     for rival in catalogue.RIVALS:
         assert all(rival.reason(form) is None or form not in rival.forms for form in catalogue.FORMS)
