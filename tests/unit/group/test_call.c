@@ -123,6 +123,25 @@ Test(group_call, stale_plan_names_what_differs)
     calls[1].mask = EP_GROUP_MASK_SLOTS;
     cr_expect_eq(ep_group_call_check_plan(&calls[0], &calls[1], &error),
                  EP_ERR_FAILED_PRECONDITION);
+    calls[1].mask = EP_GROUP_MASK_NONE;
+    calls[1].by_index = 1;
+    EXPECT_FAILS(ep_group_call_check_plan(&calls[0], &calls[1], &error), EP_ERR_FAILED_PRECONDITION,
+                 error, "stale plan: expand_idx is not what the plan was prepared for");
+}
+
+Test(group_call, combines_of_both_forms_are_told_apart)
+{
+    ep_group_call calls[8];
+    ep_error error;
+    fill(calls);
+    calls[3].dispatch_number = EP_GROUP_BY_INDEX;
+    EXPECT_FAILS(ep_group_calls_compare(calls, ranks, 8, &error), EP_ERR_INVALID_ARGUMENT, error,
+                 "(number of its dispatch) differs between ranks: 0 at rank 0-2, 5-7, 9; absent "
+                 "(expand_idx) at rank 3");
+    for (int i = 0; i < 8; i++) {
+        calls[i].dispatch_number = EP_GROUP_BY_INDEX;
+    }
+    cr_expect_eq(ep_group_calls_compare(calls, ranks, 8, &error), EP_OK);
 }
 
 Test(group_call, names_of_algorithms)
