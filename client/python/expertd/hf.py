@@ -174,7 +174,7 @@ def _kind_of(module: Any) -> Optional[_Kind]:
     if _ELSEWHERE.search(name) or _ELSEWHERE.search(config):
         return None
     if "_is_expert_parallel" in vars(module):  # what use_experts_implementation of transformers leaves
-        if module.has_post_expert_norm:
+        if getattr(module, "has_post_expert_norm", False):  # transformers before 5.23 has no such models
             raise ValueError(f"{name} norms an expert's row before it is weighed: no service computes that")
         return _DECORATED
     return _KINDS.get(name)

@@ -5,16 +5,17 @@ node is killed in the middle.
 
 test_hf.py BUILD SOURCE families [DIRECTORY..]
 test_hf.py BUILD SOURCE cases
-test_hf.py BUILD SOURCE memory [LAYERS]"""
+test_hf.py BUILD SOURCE memory [LAYERS]
+test_hf.py BUILD SOURCE serve"""
 from dataclasses import replace
-import contextlib, copy, io, json, os, re, signal, subprocess, sys, threading, time
+import contextlib, copy, io, json, os, re, signal, subprocess, sys, threading, time, urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BUILD, SOURCE, WHAT, WANTED = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
 sys.path[:0] = [f"{HERE}/../door", f"{HERE}/../models", f"{SOURCE}/client/python"]
 os.environ.update(HF_HUB_OFFLINE="1", EXPERTD_LIBRARY=f"{BUILD}/client/libexpertd.so.0")
 
-import torch, transformers
+import tokenizers, torch, transformers
 from transformers.integrations import finegrained_fp8
 from door_cluster import Cluster, wait_for
 
@@ -412,9 +413,72 @@ def check_memory(c):
     assert seen["peak"] < 1.1 * seen["dense"], mib
 
 
+# ---- transformers serve ----
+
+
+def add_words(folder):
+    """So that text shows each token: t17."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"t{i}": i for i in range(300)}, unk_token="t0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    chat = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, chat_template=chat).save_pretrained(folder)
+    transformers.GenerationConfig(eos_token_id=2, pad_token_id=0, min_new_tokens=TOKENS).save_pretrained(folder)
+
+
+def serve(c, folder, **more):
+    environment = {**os.environ, "PYTHONPATH": f"{SOURCE}/client/python", "OMP_NUM_THREADS": "1", **more}
+    with open(c.path("serve.log"), "w") as log:
+        process = subprocess.Popen([sys.executable, "-m", "expertd.serve", folder, "--device=cpu", "--dtype=float32", "--host=127.0.0.1", "--port=0"], env=environment,
+                                   stdout=log, stderr=log)
+    c.processes.append(("serve", process))
+
+    def look():
+        text = open(c.path("serve.log")).read()
+        return process.poll() is not None or re.search(r"running on (http://127.0.0.1:\d+)", text)
+
+    wait_for("the endpoint", look, 600)
+    return look(), process, open(c.path("serve.log")).read()
+
+
+def chat(url, folder, ids, at):
+    """The tokens of an answer that is streamed; at(text so far) after each piece."""
+    body = dict(model=folder, messages=[{"role": "user", "content": " ".join(f"t{i}" for i in ids)}], max_tokens=TOKENS, temperature=0, stream=True)
+    request, text = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}), ""
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        for line in answer:
+            if line.startswith(b"data: {"):
+                text += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+                at(text)
+    return [int(word) for word in re.findall(r"t(\d+)", text)][-TOKENS:]  # a tokenizer without a decoder has the prompt before them
+
+
+def check_serve(c):
+    """The OpenAI endpoint of transformers gives the tokens that the model gives in process, also when a node is killed in the middle."""
+    folder, tokens, _, service = model_and_service(c)
+    add_words(folder)
+    for more, what in (dict(), "EXPERTD_URL is not set"), (dict(EXPERTD_URL=service.url, EXPERTD_OPTIONS='{"modle": 1}'), "EXPERTD_OPTIONS has 'modle'"):
+        _, process, said = serve(c, folder, **more)
+        assert process.returncode == 1 and what in said, said
+    found, _, said = serve(c, folder, EXPERTD_URL=service.url, EXPERTD_OPTIONS='{"model_name": "mixtral"}')
+    assert isinstance(found, re.Match), said
+    killed = []
+
+    def kill(text):
+        if not killed and len(re.findall(r"t\d+", text)) >= PROMPT + TOKENS // 4:
+            service.kill("b")
+            killed.append(True)
+
+    want = tokens[1][0].tolist()
+    for at in (lambda text: None), kill:
+        got = chat(found.group(1), folder, want[:PROMPT], at)
+        assert got == want[PROMPT:], f"{got} for {want[PROMPT:]}"
+        print(f"{len(got)} tokens are those in process{', a node is killed in the middle' if killed else ''}", flush=True)
+    assert killed
+
+
 def main():
     with Cluster() as c:
-        {"families": check_families, "cases": check_cases, "memory": check_memory}[WHAT](c)
+        {"families": check_families, "cases": check_cases, "memory": check_memory, "serve": check_serve}[WHAT](c)
     return 0
 
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 TORCH = "torch==2.15.0"
 PINS = ["transformers==5.23.0", "huggingface-hub==2.4.0", "tokenizers==0.23.3", "safetensors==0.8.0", "numpy==2.4.6", "scipy==1.17.1",
         "filelock==4.3.1", "typing-extensions==4.16.0", "sympy==1.14.0", "networkx==3.6.1", "jinja2==3.1.6", "fsspec==2026.9.0"]
+SERVE = ["fastapi==0.136.3", "starlette==1.10.0", "uvicorn==0.54.0", "openai==3.57.0", "psutil==7.2.2"]  # of transformers serve
 # What writes quantised checkpoints, and what it imports.
 TOOLS = ["llmcompressor==0.14.0.1", "compressed-tensors==0.20.0", "auto-round==0.16.1", "gguf==0.19.0",
          "accelerate==1.15.0", "certifi==2026.10.19.post1", "charset-normalizer==3.5.3", "datasets==5.2.0", "dill==0.4.1", "httpx==0.28.1",
@@ -80,8 +81,8 @@ def site_of(python):
 
 def python_with_transformers(folder):
     def make(python, pip):
-        run(*pip, "--no-deps", TORCH)
-        run(*pip, *PINS)
+        run(*pip, "--no-deps", TORCH, "accelerate==1.15.0")  # which would ask for torch's own needs
+        run(*pip, *PINS, *SERVE)
         stand_in_for_cuda(site_of(python))
 
     return made_once(folder, make)
