@@ -284,10 +284,15 @@ class Operation:
             handle = self._open()
             if plan.ended is not None:
                 raise errors.FailedPrecondition("the operation is under way: finish it first")
-            number = plan.expect()
-            if self._begin(group, handle, self._workspace, plan.bytes, _on_over_c, number, byref(error)) != 0:
+            try:
+                more = self._workspace, plan.bytes, _on_over_c, plan.expect(), byref(error)
+                if self._begin(group, handle, *more) != 0:
+                    raise errors.from_c(error)
+            except BaseException:  # Ctrl-C may come after it began: then it is ended, else this does nothing
+                lib.ep_group_plan_cancel(handle)
+                lib.ep_group_plan_finish(handle, None)
                 plan.forget()
-                raise errors.from_c(error)
+                raise
 
     def poll(self) -> bool:
         """Errors: FailedPrecondition, Closed."""
@@ -309,8 +314,14 @@ class Operation:
         return self._finish()
 
     def run(self) -> Any:
-        self.begin()
-        return self.finish()
+        try:
+            self.begin()
+            return self.finish()
+        except KeyboardInterrupt:
+            if self._plan.ended is not None:  # it came between the two
+                self.cancel()
+                self._finish_cancelled()
+            raise
 
     async def finish_async(self) -> Any:
         ended = self._under_way()

@@ -509,6 +509,29 @@ def case_ctrl_c():
     killer.join()
 
 
+def case_ctrl_c_while_it_begins():
+    """Before the library has begun, and after: nothing is left under way."""
+    with expertd.Group("alone", 0, 1, "tcp://127.0.0.1:0") as group:
+        b, d, c = micro_batch(group, expertd.GroupParams(2), 0)
+        begin = d._begin
+
+        def interrupted(*args):
+            if after:
+                assert begin(*args) == 0
+            raise KeyboardInterrupt
+
+        for after in False, True:
+            for call in d.begin, d.run:
+                d._begin = interrupted
+                raised(KeyboardInterrupt, "", call)
+                d._begin = begin
+                raised(errors.FailedPrecondition, "under way", d.finish)
+                d.run()
+                run_experts(d, 0)
+                assert np.array_equal(c.run(), canonical(b))
+    assert not _group._endings
+
+
 def case_closes():
     def play(group):
         b, d, c = micro_batch(group, expertd.GroupParams(4), 0)
