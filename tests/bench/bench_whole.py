@@ -44,8 +44,9 @@ def words_of(arguments):
         if name not in words or not value:
             raise ValueError(f"{argument!r}: allowed are {', '.join(f'{word}=..' for word in words)}")
         numbers = value.split(",") if name == "batch" else [value] if name in ("layers", "rounds", "prompt", "new", "profile") else []
-        if any(not n.isdigit() or int(n) == 0 for n in numbers) or name == "new" and int(value) < 3:
-            raise ValueError(f"{name} is {value!r}: allowed are numbers above {2 if name == 'new' else 0}")
+        least = 8 if name == "new" else 1  # fewer may arrive together, and then have no speed
+        if any(not n.isdigit() or int(n) < least for n in numbers):
+            raise ValueError(f"{name} is {value!r}: allowed are numbers from {least} on")
         if name == "dtype" and value not in ("bfloat16", "float32"):
             raise ValueError(f"dtype is {value!r}: allowed are bfloat16, float32")
         if name == "engine" and not set(value.split(";")) <= set(ENGINES):
@@ -93,12 +94,13 @@ class Bench:
         """Why an engine is not measured; None: it is."""
         gone = [self.gone[part] for part in ENGINES[name] if part in self.gone]
         dense = (self.wide if name.startswith("transformers") else 2) * self.model.dense_weights
-        experts = self.wide * self.model.expert_weights if name == "transformers alone" else self.model.expert_bytes
-        need = PROGRAMS + dense + experts
+        alone = name == "transformers alone"
+        experts = self.wide * self.model.expert_weights if alone else self.model.expert_bytes
+        need = PROGRAMS + dense + experts + (8 * self.model.expert_weights // self.model.layers if alone else 0)  # a layer while it is widened
         free = memory_available()
         if gone:
             return gone[0]
-        if name == "transformers alone" and need >= free:
+        if alone and need >= free:
             return f"it has no 4-bit experts: {experts / GIB:.0f} GiB in {self.dtype}, free are {free / GIB:.0f}"
         return None if need < free else f"needs about {need / GIB:.0f} GiB, free are {free / GIB:.0f}"
 

@@ -33,8 +33,10 @@ class Engine:
         """The experts' 4 bits widened, as transformers computes with none."""
         import transformers
 
-        shape, torch = whole.Model(**self.job.model), self.torch
-        found = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, self.job.dtype), experts_implementation="grouped_mm")
+        shape, torch, kind = whole.Model(**self.job.model), self.torch, transformers.Qwen3MoeForCausalLM
+        plain = kind._init_weights
+        kind._init_weights = lambda model, part: None if "Experts" in type(part).__name__ else plain(model, part)  # no random values before their own
+        found = kind.from_pretrained(path, dtype=getattr(torch, self.job.dtype), experts_implementation="grouped_mm")
         for n, layer in enumerate(found.model.layers):
             gate, up, down = (torch.from_numpy(whole.widen_experts(self.job.folder, shape, n, matrix)) for matrix in ("gate", "up", "down"))
             layer.mlp.experts.gate_up_proj.data.copy_(torch.cat((gate, up), 1))
