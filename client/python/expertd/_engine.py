@@ -38,6 +38,15 @@ def _drop(*_: Any, **__: Any) -> bool:
     return True
 
 
+class _Nothing(torch.nn.Parameter):
+    """Without elements; what a loader gives it, or copies into it, is dropped."""
+
+    weight_loader = staticmethod(_drop)
+
+    def copy_(self, *_: Any, **__: Any) -> "_Nothing":
+        return self
+
+
 class Layer:
     """An engine's layer of experts on the service, checked to be the same there.
 
@@ -63,12 +72,11 @@ class Layer:
         self._number, self._asks = number, asks
         self._options = {"weight_on": "input"} if weight_on_input else {}
 
-    def hold_nothing(self, module: torch.nn.Module) -> None:
-        """Gives the module what loaders look for: parameters without elements, whose values are dropped."""
-        for name in ("w13_weight", "w2_weight"):
-            empty = torch.nn.Parameter(torch.empty(0), requires_grad=False)
-            empty.weight_loader = _drop
-            module.register_parameter(name, empty)
+    def hold_nothing(self, module: torch.nn.Module, names: Iterable[str] = ("weight",)) -> None:
+        """Gives the module what loaders look for, of w13 and w2 each."""
+        for name in names:
+            for matrix in ("w13", "w2"):
+                module.register_parameter(f"{matrix}_{name}", _Nothing(torch.empty(0), requires_grad=False))
 
     def __call__(self, x: Any, ids: Any, weights: Any) -> Any:
         """x [T,H], ids and weights [T,K]: [T,H] of x's type. The engine adds shared experts, and the ranks' results."""

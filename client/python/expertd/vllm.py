@@ -34,6 +34,13 @@ _ACTIVATIONS = {  # vLLM's name: the service's
     "relu2_no_mul": "relu2_no_gate",
 }
 
+_HELD = (  # what checkpoints of any form have beside a matrix, for those loaders that look parameters up
+    "weight", "bias", "weight_packed", "weight_shape", "weight_scale", "weight_scale_inv", "weight_scale_2",
+    "weight_zero_point", "weight_g_idx", "weight_global_scale", "input_scale", "input_global_scale", "qweight", "qzeros",
+    "scales", "g_idx",
+)
+_CLASSES = ("RoutedExperts", "GptOssRoutedExperts")  # whose loaders drop all with parameters of _HELD
+
 
 def _numbers_of(moe: Any, limit: Optional[float]) -> Dict[str, float]:
     """What vLLM's kernels take for the service's alpha, beta and limit."""
@@ -57,7 +64,7 @@ def _refuse(config: VllmConfig, layer: RoutedExperts, moe: Any) -> None:
                 "expertd reads nothing from --additional-config",
                 "put its options into EXPERTD_OPTIONS",
             ),
-            (name != "RoutedExperts", f"{name} loads experts in a way of its own", "serve a model of another class"),
+            (name not in _CLASSES, f"{name} loads experts in a way of its own", "serve a model of another class"),
             (
                 config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE,
                 "CUDA graphs cannot hold a call to a service",
@@ -97,7 +104,7 @@ class _Method(FusedMoEMethodBase):
         )
 
     def create_weights(self, layer: RoutedExperts, *args: Any, **kwargs: Any) -> None:
-        self.experts.hold_nothing(layer)
+        self.experts.hold_nothing(layer, _HELD)
 
     def maybe_roundup_sizes(self, hidden_size: int, inner: int, *args: Any) -> Tuple[int, int]:
         return hidden_size, inner

@@ -21,6 +21,7 @@ from door_cluster import Cluster, wait_for
 
 import expertd
 import expertd.hf
+from expertd import _engine
 import tiny_models
 
 torch.set_num_threads(1)
@@ -359,8 +360,31 @@ def check_wait(c, folder):
     found[0].expertd.close()
 
 
+def check_engine_layer(folder, service):
+    """What the plugins for engines share: a layer of the service, and parameters that take whatever a loader gives them."""
+    os.environ.update(EXPERTD_URL=service.url, EXPERTD_OPTIONS='{"model_name": "mixtral", "wait": 60}')
+    keys = transformers.AutoConfig.from_pretrained(folder)
+    sizes = keys.num_local_experts, keys.hidden_size, keys.intermediate_size, keys.num_experts_per_tok, ["silu"], False
+    asks, adds = (_engine.Layer("model.layers.1.mlp.experts", 1, *sizes, rank == 0, {}) for rank in (0, 1))
+    raised(ValueError, "has experts in layers [0, 1, 2]", _engine.Layer, "model.layers.7.mlp.experts", 7, *sizes, True, {})
+    x, ids, weights = torch.randn(5, keys.hidden_size), torch.randint(0, keys.num_local_experts, (5, 3)), torch.rand(5, 3)
+    model = expertd.hf.from_pretrained(folder, service.url, model_name="mixtral", progress=False)
+    want = expertd.hf.layers_of(model)[1](x, ids, weights)
+    assert torch.equal(asks(x, ids, weights), want) and want.any()
+    assert torch.equal(adds(x, ids, weights) + want, want) and adds(x.bfloat16(), ids, weights).dtype == torch.bfloat16
+    model.expertd.close()
+    module = torch.nn.Module()
+    asks.hold_nothing(module, ("weight", "weight_scale_inv"))
+    held = dict(module.named_parameters())
+    assert sorted(held) == ["w13_weight", "w13_weight_scale_inv", "w2_weight", "w2_weight_scale_inv"], held
+    for parameter in held.values():
+        assert parameter.numel() == 0 and parameter.copy_(torch.ones(8, 4, 2)) is parameter
+        assert parameter.weight_loader(parameter, torch.ones(4, 2), "w13_weight", shard_id="w1", expert_id=3, return_success=True) is True
+
+
 def check_cases(c):
     folder, tokens, values, service = model_and_service(c)
+    check_engine_layer(folder, service)
     check_offload(folder, tokens, values, service)
     check_fp8(folder, tokens, service)
     check_types(folder, values, service)

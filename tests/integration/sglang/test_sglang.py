@@ -7,7 +7,7 @@ import os, sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [f"{HERE}/../engines"]
-from engines import Engine, run
+from engines import Case, Engine, run
 
 GENERATE = """
 import sys, json
@@ -36,7 +36,7 @@ if __name__ == "__main__":
         "SGLang", GENERATE,
         {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": f"{HERE}/stub"},
         serve,
-        {"qwen3_moe": ("qwen3_moe", {})},
+        {"qwen3_moe": Case("qwen3_moe")},
         [
             ("EXPERTD_OPTIONS has 'modle'", {"EXPERTD_OPTIONS": '{"modle": 1}'}, {}),
             ("tcp://127.0.0.1:1: waited 1 s for the experts", {"EXPERTD_URL": "tcp://127.0.0.1:1", "EXPERTD_OPTIONS": '{"wait": 1}'}, {}),
