@@ -4,7 +4,7 @@
     EXPERTD_URL=tcp://127.0.0.1:7410 python -m expertd.serve Qwen/Qwen3-30B-A3B --port 8000
 
 Takes the arguments of transformers serve and gives its OpenAI endpoint. Options of the service are in EXPERTD_OPTIONS
-(expertd/_engine.py). Whatever model it loads has its experts on the service, or is refused.
+(expertd/_settings.py). Whatever model it loads has its experts on the service, or is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from . import hf
-from ._engine import arguments
+from ._settings import arguments
 
 _load = PreTrainedModel.from_pretrained.__func__
 

@@ -4,7 +4,7 @@
     EXPERTD_URL=tcp://127.0.0.1:7410 vllm serve Qwen/Qwen3-30B-A3B --enforce-eager
 
 vLLM finds this as a plugin (entry point expertd of vllm.general_plugins); without EXPERTD_URL it does nothing. Options
-are in EXPERTD_OPTIONS (expertd/_engine.py). With tensor parallelism one rank asks and the others add zeros.
+are in EXPERTD_OPTIONS (expertd/_settings.py). With tensor parallelism one rank asks and the others add zeros.
 """
 
 from __future__ import annotations
