@@ -525,7 +525,7 @@ static ep_layer_formats formats_of(const ep_checkpoint *self, const ep_layer_sha
         if (ep_expert_plan_make(self, shape, 0, e, &plan, NULL) == EP_OK) {
             return (ep_layer_formats){
                 plan.format, plan.down_format == EP_WEIGHTS_NONE ? plan.format : plan.down_format,
-                EP_WEIGHTS_NONE};
+                EP_WEIGHTS_NONE, EP_WEIGHTS_NONE};
         }
     }
     return unknown;
@@ -541,9 +541,9 @@ static ep_err infer_formats(ep_checkpoint *self, ep_error *out_error)
                             info->moe_layers_count);
     }
     for (uint32_t i = 0; i < info->moe_layers_count; i++) {
-        const ep_layer_formats unknown = i == 0
-                                             ? (ep_layer_formats){stated, stated, EP_WEIGHTS_NONE}
-                                             : info->layer_formats[i - 1];
+        const ep_layer_formats unknown =
+            i == 0 ? (ep_layer_formats){stated, stated, EP_WEIGHTS_NONE, EP_WEIGHTS_NONE}
+                   : info->layer_formats[i - 1];
         info->layer_formats[i] = formats_of(self, &info->moe_layers[i], unknown);
         info->formats |=
             1u << info->layer_formats[i].format | 1u << info->layer_formats[i].down_format;

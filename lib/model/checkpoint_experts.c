@@ -468,8 +468,9 @@ ep_err ep_checkpoint_quantize(ep_checkpoint *checkpoint, const ep_weight_quant *
         info->format = quant->format;
         info->formats = 1u << quant->format;
         for (uint32_t i = 0; i < info->moe_layers_count; i++) {
+            const ep_layer_formats file = info->layer_formats[i];
             info->layer_formats[i] =
-                (ep_layer_formats){quant->format, quant->format, info->layer_formats[i].format};
+                (ep_layer_formats){quant->format, quant->format, file.format, file.down_format};
         }
         ep_weight_quant_version(info->files_version, quant, info->version);
     }

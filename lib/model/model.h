@@ -72,7 +72,9 @@ typedef struct ep_layer_numbers {
 typedef struct ep_layer_formats {
     ep_weight_format format;
     ep_weight_format down_format;
-    ep_weight_format file_format; /* of all in the file; NONE: the same as these */
+    /* in the file, when they are kept in others than these; else NONE */
+    ep_weight_format file_format;
+    ep_weight_format file_down_format;
 } ep_layer_formats;
 
 typedef struct ep_model_info {

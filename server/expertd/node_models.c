@@ -33,6 +33,7 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
                                    .format = info->layer_formats[i].format,
                                    .down_format = info->layer_formats[i].down_format,
                                    .file_format = info->layer_formats[i].file_format,
+                                   .file_down_format = info->layer_formats[i].file_down_format,
                                    .formats = info->formats,
                                    .shape = info->moe_layers[i]};
         memcpy(weights.numerics, model->numerics, sizeof(weights.numerics));
@@ -257,8 +258,8 @@ static void list_models(const ep_node_models *models, char *out, size_t bytes)
     }
 }
 
-/* of_files: the version is the files', and one model's files may be served in several formats; of
- * these one whose files are all here before a mirror. */
+/* of_files: the version is the files', and one model's files may be served in several formats; a
+ * model whose files are all here is preferred to a mirror. */
 static ep_err find_model(const ep_node_models *models, const char *name, const char *version,
                          bool of_files, ep_node_model **out_model, ep_error *out_error)
 {

@@ -45,6 +45,7 @@ typedef struct loader {
     uint64_t batch_left; /* of the first pass, as counted when its progress began */
     ep_load_progress progress;
     uint64_t paid_until_ns; /* the rate allows the next load then */
+    uint64_t rate_ns;       /* how long the rate makes the load that runs last */
     expert_entry *ahead;    /* being loaded ahead of time */
     uint64_t ahead_bytes;   /* that its memory takes while it can give way */
     bool is_blocked;        /* the urgent load that ran last needs that memory too */
@@ -60,16 +61,6 @@ static void load_urgent(loader *self, expert_entry *entry);
 
 /* ---- rate ---- */
 
-/* How long the rate makes a load last. */
-static uint64_t paid_ns(const ep_weight_store *store, const expert_entry *entry)
-{
-    const bool is_cached = store->config.cache != NULL && entry->is_saved && !store->saver_gave_up;
-    const uint64_t bytes =
-        ep_weight_layer_bytes_read(&store->layers[entry->layer_slot].layer, is_cached);
-    const uint64_t rate = store->config.load_bytes_per_s;
-    return rate == 0 ? 0 : (uint64_t)((double)bytes / (double)rate * (double)EP_NS_PER_S);
-}
-
 static void charge(loader *self, uint64_t ns)
 {
     const uint64_t now_ns = ep_clock_now_ns();
@@ -77,6 +68,19 @@ static void charge(loader *self, uint64_t ns)
         const uint64_t from_ns =
             self->paid_until_ns > now_ns - CARRY_NS ? self->paid_until_ns : now_ns - CARRY_NS;
         self->paid_until_ns = from_ns + ns;
+    }
+}
+
+/* So many bytes are read now, of the cache's file or of the checkpoint's: only there it is known
+ * which. The first pass has no rate. No lock needed, as for all of the loader's own. */
+static void charge_read(loader *self, uint64_t bytes, load_kind kind)
+{
+    const uint64_t rate = self->store->config.load_bytes_per_s;
+    const uint64_t ns =
+        rate == 0 ? 0 : (uint64_t)((double)bytes / (double)rate * (double)EP_NS_PER_S);
+    self->rate_ns += ns;
+    if (kind != LOAD_FIRST) {
+        charge(self, ns);
     }
 }
 
@@ -352,7 +356,8 @@ static bool give_way(void *arg, size_t bytes_done)
     ep_weight_store *store = self->store;
     const double unread =
         self->ahead_bytes > 0 ? 1 - (double)bytes_done / (double)self->ahead_bytes : 0;
-    const uint64_t unread_ns = (uint64_t)(unread * (double)paid_ns(store, self->ahead));
+    const uint64_t rate_ns = self->rate_ns; /* of this load alone, so the refund is no more */
+    const uint64_t unread_ns = (uint64_t)(unread * (double)rate_ns);
     bool goes_on = true;
     bool is_refunded = false;
     pthread_mutex_lock(&store->lock);
@@ -368,6 +373,7 @@ static bool give_way(void *arg, size_t bytes_done)
             const uint64_t paused_ns = self->paused_ns;
             load_urgent(self, ep_entry_queue_take(&store->urgent));
             self->paused_ns = paused_ns + (ep_clock_now_ns() - begin_ns);
+            self->rate_ns = rate_ns;
             goes_on = !self->is_blocked;
         }
     }
@@ -398,6 +404,7 @@ static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_k
         ep_weight_cache_forget(&file);
         return err;
     }
+    charge_read(self, file.body_bytes, kind);
     if (kind == LOAD_PREFETCH) {
         file.goes_on = give_way;
         file.arg = self;
@@ -418,6 +425,7 @@ static ep_err load_from_checkpoint(loader *self, const ep_weight_layer *layer, l
                                    ep_resident *resident, ep_error *out_error)
 {
     ep_expert_data data = {0};
+    charge_read(self, ep_weight_layer_bytes_read(layer), kind);
     ep_err err = ep_checkpoint_read_expert(layer->checkpoint, layer->shape.layer, resident->expert,
                                            &data, out_error);
     if (err == EP_OK) {
@@ -607,6 +615,7 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     ep_resident *resident = NULL;
     bool is_saved = false;
     self->paused_ns = 0;
+    self->rate_ns = 0;
     entry->state = EP_EXPERT_LOADING;
     ep_weight_entry_place(store, entry);
     pthread_mutex_unlock(&store->lock);
@@ -630,8 +639,7 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
     const uint64_t took_ns = ep_clock_now_ns() - begin_ns - self->paused_ns;
     store->stats.load_ns_total += took_ns;
     if (err == EP_OK) {
-        ep_load_room_loaded(&store->room_ahead,
-                            took_ns > paid_ns(store, entry) ? took_ns : paid_ns(store, entry));
+        ep_load_room_loaded(&store->room_ahead, took_ns > self->rate_ns ? took_ns : self->rate_ns);
     }
     settle(store, entry, kind, resident, is_saved, had_no_room, err, &error);
     const bool may_come = entry->state == EP_EXPERT_ABSENT && entry->is_owned;
@@ -800,11 +808,7 @@ static void load_urgent(loader *self, expert_entry *entry)
         !ep_weight_waits_any(store, entry)) {
         give_up(store, entry);
     } else {
-        const uint64_t paid_until_ns = self->paid_until_ns;
-        charge(self, paid_ns(store, entry));
         load_one(self, entry, LOAD_URGENT);
-        /* it comes again */
-        self->paid_until_ns = self->is_blocked ? paid_until_ns : self->paid_until_ns;
         /* or an assignment would never be whole while requests miss again and again */
         self->owes_first = self->owes_first || !self->is_blocked;
     }
@@ -818,7 +822,6 @@ static void load_ahead(loader *self, expert_entry *entry)
 {
     if (await_rate(self, LOAD_PREFETCH) && entry->state == EP_EXPERT_ABSENT && entry->is_owned &&
         entry->is_wanted) {
-        charge(self, paid_ns(self->store, entry));
         self->ahead = entry;
         load_one(self, entry, LOAD_PREFETCH);
         self->ahead = NULL;

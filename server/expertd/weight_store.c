@@ -100,11 +100,11 @@ uint64_t ep_weight_layer_bytes_at_least(const ep_weight_layer *layer)
     return matrices_bytes(&layer->shape, layer->format, layer->down_format);
 }
 
-uint64_t ep_weight_layer_bytes_read(const ep_weight_layer *layer, bool is_cached)
+uint64_t ep_weight_layer_bytes_read(const ep_weight_layer *layer)
 {
-    return is_cached || layer->file_format == EP_WEIGHTS_NONE
+    return layer->file_format == EP_WEIGHTS_NONE
                ? ep_weight_layer_bytes_at_least(layer)
-               : matrices_bytes(&layer->shape, layer->file_format, EP_WEIGHTS_NONE);
+               : matrices_bytes(&layer->shape, layer->file_format, layer->file_down_format);
 }
 
 /* What an expert of the layer takes in memory. False: its tensors are not as they should be. */

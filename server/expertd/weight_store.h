@@ -39,7 +39,8 @@ typedef struct ep_weight_store_config {
     ep_backend *const *backends;
     uint32_t backends_count;   /* more than one: without cache */
     uint64_t weight_bytes_max; /* of each; 0: unlimited, or what its device has */
-    uint64_t load_bytes_per_s; /* of loads after the first pass; 0: unlimited */
+    /* read by loads after the first pass, of whichever files; 0: unlimited */
+    uint64_t load_bytes_per_s;
     /* cold experts likely to be used next are loaded while nothing else is to do */
     bool prefetches;
     ep_weight_cache *cache; /* borrowed; NULL: every load reads and packs */
@@ -58,8 +59,9 @@ typedef struct ep_weight_layer {
     const ep_checkpoint *checkpoint; /* borrowed */
     /* of the routed experts: of gate and up; as down_format for what an expert takes in memory */
     ep_weight_format format;
-    ep_weight_format down_format; /* NONE: the same */
-    ep_weight_format file_format; /* of all of it in the file; NONE: as in memory */
+    ep_weight_format down_format;      /* NONE: the same */
+    ep_weight_format file_format;      /* of gate and up in the file; NONE: all as in memory */
+    ep_weight_format file_down_format; /* NONE: the same */
     /* more that a routed expert may be in (1 << format): the numerics id says which */
     uint32_t formats;
     ep_layer_shape shape;

@@ -95,8 +95,8 @@ void ep_weight_entry_queue_first(ep_weight_store *store, expert_entry *entry);
 
 /* What the packed form will take at least. */
 uint64_t ep_weight_layer_bytes_at_least(const ep_weight_layer *layer);
-/* What loading an expert of the layer reads: from its files, or from the cache. */
-uint64_t ep_weight_layer_bytes_read(const ep_weight_layer *layer, bool is_cached);
+/* What loading an expert of the layer from its model's files reads. */
+uint64_t ep_weight_layer_bytes_read(const ep_weight_layer *layer);
 
 /* Lock held: says to the heat where the expert is. */
 void ep_weight_entry_place(ep_weight_store *store, const expert_entry *entry);

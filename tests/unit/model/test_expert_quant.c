@@ -109,6 +109,8 @@ Test(expert_quant, all_experts_are_in_the_format_and_the_version_says_so)
             cr_expect_eq(info->format, quant->format);
             cr_expect_eq(info->formats, 1u << quant->format);
             cr_expect_eq(info->layer_formats[1].down_format, quant->format);
+            cr_expect_eq(info->layer_formats[1].file_format, EP_WEIGHTS_BF16);
+            cr_expect_eq(info->layer_formats[1].file_down_format, EP_WEIGHTS_BF16);
             for (uint32_t e = 0; e <= config.experts; e++) {
                 expect_expert(checkpoint, 1, e);
             }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loads ahead of time from packed files give way, in the middle, to what requests wait for. */
+/* Loads ahead of time from packed files give way, in the middle, to what requests wait for; and
+ * what the rate counts of such files. */
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <pthread.h>
@@ -7,7 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "expertd/weight_cache.h"
+#include "expertd/weight_store_private.h"
 #include "support/checkpoint_fixture.h"
 #include "support/store_watch.h"
 #include "support/expect.h"
@@ -41,6 +44,8 @@ static void open_store(uint64_t weight_bytes_max)
     ep_weight_layer layer = {.model = "demo",
                              .checkpoint = checkpoint,
                              .format = info->format,
+                             .file_format = info->layer_formats[0].file_format,
+                             .file_down_format = info->layer_formats[0].file_down_format,
                              .shape = info->moe_layers[0]};
     cr_assert_eq(plain_ops->numerics_id(backend, info->format, false, 0, layer.numerics), EP_OK);
     ASSERT_OK(ep_checkpoint_identity(checkpoint, layer.identity, &e), e);
@@ -50,17 +55,19 @@ static void open_store(uint64_t weight_bytes_max)
     ep_weight_store_want(store, 0, all);
 }
 
-/* Every expert has its file in the cache then. */
-static void setup(void)
+/* Every expert has its file in the cache then. quant: NULL as in the checkpoint. */
+static void setup_as(const ep_fixture_config *fixture, const char *quant)
 {
     ep_error e;
-    ep_fixture_config fixture = ep_fixture_default();
     const ep_backend_config config = {.threads = 1};
     ep_weight_cache_stats stats;
     ep_fixture_temp_dir(dir);
     ep_fixture_temp_dir(cache_dir);
-    ASSERT_OK(ep_fixture_write(&fixture, dir, &e), e);
+    ASSERT_OK(ep_fixture_write(fixture, dir, &e), e);
     ASSERT_OK(ep_checkpoint_open(dir, &checkpoint, &e), e);
+    ASSERT_OK(
+        ep_checkpoint_quantize(checkpoint, quant != NULL ? ep_weight_quant_find(quant) : NULL, &e),
+        e);
     ASSERT_OK(ep_backend_by_name("cpu")->open(&config, &backend, &e), e);
     cr_assert_eq(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e), EP_OK);
     plain_ops = backend->ops;
@@ -75,6 +82,12 @@ static void setup(void)
     }
     ep_weight_store_destroy(store);
     store = NULL;
+}
+
+static void setup(void)
+{
+    const ep_fixture_config fixture = ep_fixture_default();
+    setup_as(&fixture, NULL);
 }
 
 static void teardown(void)
@@ -203,20 +216,20 @@ Test(weight_ahead, a_request_does_not_wait_for_the_rate_of_bytes_that_are_not_re
     cr_expect_eq(import_err, EP_OK);
 }
 
-/* Its load takes the way from the checkpoint. */
-static void remove_file_of_5(void)
+/* Loads of these experts take the way from the checkpoint. */
+static void remove_files(const char *name, uint32_t count)
 {
     char path[EP_FIXTURE_PATH_BYTES + 300];
     uint32_t removed = 0;
     DIR *d = opendir(cache_dir);
     for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        if (strstr(e->d_name, "-e5.pack") != NULL) {
+        if (strstr(e->d_name, name) != NULL) {
             snprintf(path, sizeof(path), "%s/%s", cache_dir, e->d_name);
             removed += unlink(path) == 0;
         }
     }
     closedir(d);
-    cr_assert_eq(removed, 1);
+    cr_assert_eq(removed, count);
 }
 
 static size_t twice_the_bytes(ep_backend *base, const ep_expert_source *source)
@@ -230,6 +243,58 @@ Test(weight_ahead, a_load_ahead_of_time_is_left_when_the_request_needs_more_than
     open_store(bytes_of_one() * 2);
     store_settle(store);
     ops.weights_bytes = twice_the_bytes;
-    remove_file_of_5();
+    remove_files("-e5.pack", 1);
     expect_left_for_the_request();
+}
+
+/* ---- rate ---- */
+
+static void setup_quantised(void)
+{
+    ep_fixture_config fixture = ep_fixture_default();
+    fixture.hidden = 64;
+    fixture.inner = 64;
+    setup_as(&fixture, "mxfp4");
+}
+
+TestSuite(weight_rate, .init = setup_quantised, .fini = teardown, .timeout = 60);
+
+static double load_ns(void)
+{
+    pthread_mutex_lock(&store->lock);
+    const double ns = store->room_ahead.load_ns;
+    pthread_mutex_unlock(&store->lock);
+    return ns;
+}
+
+/* At one byte a second a load lasts as many seconds as bytes count for it, however long it took. */
+static double expect_loads(ep_load_room *room, uint64_t bytes)
+{
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        ep_load_room_loaded(room, bytes * EP_NS_PER_S);
+    }
+    return room->load_ns;
+}
+
+/* Of the cache's file also in a process that has neither read nor written it, of the checkpoint's
+ * where the cache's is gone. */
+Test(weight_rate, a_load_counts_the_bytes_of_the_file_that_it_reads)
+{
+    const uint64_t in_file = UINT64_C(2) * 3 * 64 * 64; /* bf16 */
+    const uint64_t in_cache = bytes_of_one();
+    const uint8_t none[EXPERTS] = {0};
+    uint8_t all[EXPERTS];
+    ep_load_room room = {0};
+    cr_assert_lt(2 * in_cache, in_file);
+    memset(all, 1, sizeof(all));
+    load_bytes_per_s = 1;
+    open_store(0);
+    store_settle(store);
+    cr_expect_float_eq(load_ns(), expect_loads(&room, in_cache), 1e3);
+    ep_weight_store_want(store, 0, none);
+    ep_weight_store_drop_unwanted(store);
+    remove_files(".pack", EXPERTS);
+    ep_weight_store_want(store, 0, all);
+    cr_assert_eq(store_settle(store).resident_count, EXPERTS);
+    cr_expect_float_eq(load_ns(), expect_loads(&room, in_file), 1e3);
 }

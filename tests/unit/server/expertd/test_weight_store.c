@@ -1438,6 +1438,7 @@ static ep_weight_layer quantised_layer(const char *quant)
     layer.format = formats->format;
     layer.down_format = formats->down_format;
     layer.file_format = formats->file_format;
+    layer.file_down_format = formats->file_down_format;
     return layer;
 }
 
@@ -1447,11 +1448,11 @@ Test(weight_store, a_load_counts_the_bytes_of_the_file)
 {
     const uint64_t values = UINT64_C(3) * 32 * 16; /* of the fixture's experts, in bf16 */
     ep_weight_layer layer = quantised_layer(NULL);
-    cr_expect_eq(ep_weight_layer_bytes_read(&layer, false), 2 * values);
-    cr_expect_eq(ep_weight_layer_bytes_read(&layer, true), 2 * values);
+    cr_expect_eq(ep_weight_layer_bytes_read(&layer), 2 * values);
     ep_checkpoint_close(checkpoint);
     layer = quantised_layer("mxfp4");
-    cr_expect_eq(ep_weight_layer_bytes_read(&layer, false), 2 * values);
-    cr_expect_eq(ep_weight_layer_bytes_read(&layer, true), ep_weight_layer_bytes_at_least(&layer));
-    cr_expect_lt(ep_weight_layer_bytes_read(&layer, true), values);
+    cr_expect_eq(ep_weight_layer_bytes_read(&layer), 2 * values);
+    cr_expect_lt(ep_weight_layer_bytes_at_least(&layer), values);
+    layer.file_down_format = EP_WEIGHTS_F32;
+    cr_expect_eq(ep_weight_layer_bytes_read(&layer), (2 * 2 + 4) * values / 3);
 }
