@@ -10,6 +10,8 @@
 #include "group/group_rows.h"
 #include "group/group_stage.h"
 
+#define EP_GROUP_FORMULA_BYTES 256 /* of what a size is made of, for errors */
+
 typedef struct group_view {
     ep_group_call call;
     uint32_t members[EP_GROUP_WORLD_MAX];
@@ -20,7 +22,7 @@ typedef struct group_view {
     uint32_t local_experts; /* L */
     int64_t expand_rows; /* rows expand_x has room for; the experts' results have, in a combine */
     int64_t capacity;    /* A * tp */
-    char formula[200];   /* of A */
+    char formula[EP_GROUP_FORMULA_BYTES]; /* of A */
     /* combine with norm */
     ep_rows residual;
     ep_rows y;
@@ -56,7 +58,7 @@ struct ep_group_plan {
     ep_group_call call;
     ep_group *group_tp;
     size_t workspace_bytes;
-    char workspace_formula[200];
+    char workspace_formula[EP_GROUP_FORMULA_BYTES];
     int64_t expand_rows;
     ep_group_stage stage;
     void *work; /* the operator's own */

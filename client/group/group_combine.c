@@ -86,6 +86,23 @@ static workspace_parts parts_of(const group_view *view)
     return parts;
 }
 
+/* Of the parts that this call has, for an error. */
+static void write_formula(const group_view *view, char *out, size_t bytes)
+{
+    const int quantise = view->call.comm_quant_mode == 2;
+    const int norm = view->call.operator== EP_GROUP_COMBINE_NORM;
+    const int written = snprintf(
+        out, bytes,
+        "8 * BS * (K + S) + scratch of H (%d rows f32%s)%s, BS %" PRIu32 ", K %" PRIu32
+        ", S %" PRIu32 ", H %" PRIu32 ", each to 64",
+        5 + quantise + 3 * norm, quantise ? ", K + S of expand_x's type" : "",
+        view->call.by_index != 0
+            ? " + 4 * (shared_expert_rank_num + moe_expert_num + 1) + 4 * BS * (K + S)"
+            : "",
+        view->batch.tokens, view->batch.top_k, view->shape.shared_experts, view->batch.hidden);
+    EP_ASSERT(written > 0 && (size_t)written < bytes);
+}
+
 /* ---- tensors on a device, or with strides ---- */
 
 /* Copies, whose tensors are dense in the host. */
@@ -108,7 +125,7 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
                               ep_group_plan **out_plan, ep_error *out_error)
 {
     group_view view;
-    char formula[300];
+    char formula[EP_GROUP_FORMULA_BYTES];
     ep_moe_combine_args host;
     ep_moe_add_rms_norm host_norm;
     ep_group_stage stage = {.device = {.memory = NULL}};
@@ -117,13 +134,7 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
         err = ep_group_combine_view(group, args, norm, &view, out_error);
     }
     if (err == EP_OK) {
-        snprintf(formula, sizeof(formula),
-                 "8 * BS * (K + shared_expert_num) + scratch of H (5 rows f32; with "
-                 "comm_quant_mode 2: 1 f32 + K + S "
-                 "rows more; with norm: 3 f32 more; with expand_idx: 4 * (shared_expert_rank_num + "
-                 "moe_expert_num + 1) and 4 * BS * (K + S) more), BS %" PRIu32 ", H %" PRIu32
-                 ", each to 64",
-                 view.batch.tokens, view.batch.hidden);
+        write_formula(&view, formula, sizeof(formula));
         size_t bytes = parts_of(&view).bytes;
         err = ep_group_plan_create(group, &view, bytes, formula, sizeof(combine_work), &stage,
                                    out_plan, out_error);
@@ -213,10 +224,10 @@ static ep_err open_assist(combine_work *w, group_view *view, ep_error *out_error
 static ep_err open_index(combine_work *w, group_view *view, ep_error *out_error)
 {
     view->call.dispatch_number = EP_GROUP_BY_INDEX;
-    ep_group_sort(&view->batch, &view->shape, &view->layout, w->op->own, w->offsets, w->order);
-    ep_err err = ep_group_check_index(&view->batch, &view->layout, w->slots_per_token, w->offsets,
-                                      w->order, w->args->expand_idx.data, out_error);
+    ep_err err = ep_group_check_index(&view->batch, &view->shape, &view->layout,
+                                      w->args->expand_idx.data, w->offsets, out_error);
     if (err == EP_OK) {
+        ep_group_sort(&view->batch, &view->shape, &view->layout, w->op->own, w->offsets, w->order);
         err = read_counts(w, view, out_error);
     }
     uint32_t first = ep_group_first_bucket(&view->layout, w->op->own);

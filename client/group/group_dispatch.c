@@ -50,7 +50,7 @@ ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args
                                ep_error *out_error)
 {
     group_view view;
-    char formula[200];
+    char formula[EP_GROUP_FORMULA_BYTES];
     ep_moe_dispatch_args host;
     ep_group_stage stage = {.device = {.memory = NULL}};
     ep_err err = ep_group_dispatch_take(args, &host, out_error);

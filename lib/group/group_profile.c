@@ -231,8 +231,10 @@ static ep_err check_index_a2(const ep_group_call *call, ep_error *out_error)
         return range("experts per rank", most_local_experts(call), 1, 24,
                      " (moe_expert_num / ep_world_size; profile a2 with expand_idx)", out_error);
     }
-    TRY(range("H", call->hidden, 1, 7168, " (profile a2 with expand_idx)", out_error));
-    return range("BS", call->tokens, 1, 256, " (profile a2 with expand_idx)", out_error);
+    TRY(range("H", call->hidden, 1, 7168, " (profile a2 with expand_idx, comm_alg hierarchy)",
+              out_error));
+    return range("BS", call->tokens, 1, 256, " (profile a2 with expand_idx, comm_alg hierarchy)",
+                 out_error);
 }
 
 static ep_err check_index(const ep_group_call *call, ep_error *out_error)
@@ -386,9 +388,9 @@ ep_err ep_group_profile_check(const ep_group_call *call, ep_error *out_error)
     if (call->profile == EP_GROUP_NATIVE) {
         return EP_OK;
     }
-    TRY(check_vendor(call, out_error));
-    if (call->by_index != 0) {
+    if (call->by_index != 0) { /* first: its ranges are within the others' */
         TRY(check_index(call, out_error));
     }
+    TRY(check_vendor(call, out_error));
     return call->profile == EP_GROUP_A2 ? check_a2(call, out_error) : check_a3(call, out_error);
 }

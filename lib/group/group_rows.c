@@ -200,17 +200,21 @@ void ep_group_write_index(const ep_batch *batch, const ep_group_layout *layout,
     }
 }
 
-ep_err ep_group_check_index(const ep_batch *batch, const ep_group_layout *layout,
-                            uint32_t slots_per_token, const uint32_t *offsets,
-                            const uint32_t *order, const int32_t *index, ep_error *out_error)
+ep_err ep_group_check_index(const ep_batch *batch, const ep_layer_shape *shape,
+                            const ep_group_layout *layout, const int32_t *index, uint32_t *counts,
+                            ep_error *out_error)
 {
-    for (uint32_t b = layout->shared_ranks; b < ep_group_buckets(layout); b++) {
-        for (uint32_t i = offsets[b]; i < offsets[b + 1]; i++) {
-            size_t at = index_at(batch, slots_per_token, order[i]);
-            if (index[at] != (int32_t)(i - offsets[b])) {
+    memset(counts, 0, (size_t)ep_group_buckets(layout) * sizeof(*counts));
+    for (uint32_t t = 0; t < batch->tokens; t++) {
+        for (uint32_t k = 0; k < batch->top_k; k++) {
+            uint32_t expert;
+            const size_t at = (size_t)t * batch->top_k + k;
+            const bool travels = ep_batch_slot(batch, shape, t, k, &expert) == EP_SLOT_ROUTED;
+            const uint32_t wanted = travels ? counts[layout->shared_ranks + expert]++ : 0;
+            if (index[at] != (int32_t)wanted) {
                 return BAD("expand_idx[%zu] is %" PRId32 ": allowed %" PRIu32
                            ", as a dispatch writes it for these expert_ids and x_active_mask",
-                           at, index[at], i - offsets[b]);
+                           at, index[at], wanted);
             }
         }
     }

@@ -8,8 +8,9 @@
  * local experts of the receiver):
  *     dispatch   counts u32 [L] | tokens u32 [n] | slots u32 [n] | scales f32 [n] if quantised |
  *                weights f32 [n] if sent | rows
- *     combine    n u64 | tokens u32 [n] | slots u32 [n] | rows; with expand_idx, instead of token
- * and slot: the row's number among those of its source and local expert, and that expert
+ *     combine    n u64 | tokens u32 [n] | slots u32 [n] | rows; with expand_idx u32 [n] of the
+ * rows' numbers among those of their source and local expert, and u32 [n] of these experts, instead
+ * of tokens and slots
  *
  * Threads    pure.
  */
@@ -46,10 +47,11 @@ void ep_group_sort(const ep_batch *batch, const ep_layer_shape *shape,
 void ep_group_write_index(const ep_batch *batch, const ep_group_layout *layout,
                           uint32_t slots_per_token, const uint32_t *offsets, const uint32_t *order,
                           int32_t *out_index);
-/* Errors: INVALID_ARGUMENT naming the first entry that is another number. */
-ep_err ep_group_check_index(const ep_batch *batch, const ep_group_layout *layout,
-                            uint32_t slots_per_token, const uint32_t *offsets,
-                            const uint32_t *order, const int32_t *index, ep_error *out_error);
+/* The same of a batch that is not sorted yet; counts: scratch [buckets]. Errors: INVALID_ARGUMENT
+ * naming the first entry that is another number. */
+ep_err ep_group_check_index(const ep_batch *batch, const ep_layer_shape *shape,
+                            const ep_group_layout *layout, const int32_t *index, uint32_t *counts,
+                            ep_error *out_error);
 
 /* ---- dispatch frames ---- */
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layout, elastic_info, assist info, frames. */
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "group/group_rows.h"
@@ -216,4 +217,40 @@ Test(group_rows, ids)
                "took away the experts from 4 to 6");
     expect_ids(EP_GROUP_NATIVE, 3, (const int32_t[]){0, 9, -1}, NULL, NULL); /* none */
     expect_ids(EP_GROUP_NATIVE, 3, (const int32_t[]){0, 10, 1}, NULL, "is 10");
+}
+
+/* ---- expand_idx ---- */
+
+/* Two shared-expert ranks, whose slots have no entry; a token that is masked and a slot of none. */
+Test(group_rows, each_entry_of_expand_idx_is_checked_in_its_order)
+{
+    int32_t ids[4][2] = {{1, 0}, {1, 1}, {0, 1}, {-1, 1}};
+    const int32_t good[8] = {0, 0, 0, 0, 1, 1, 0, 2};
+    uint8_t mask[4] = {1, 0, 1, 1};
+    const ep_group_layout layout = {
+        .ranks = 4, .shared_ranks = 2, .shared_experts = 1, .experts = 2};
+    const ep_layer_shape shape = {.hidden = 8, .experts = 2, .shared_experts = 1, .top_k = 2};
+    const ep_batch batch = {
+        .tokens = 4,
+        .top_k = 2,
+        .hidden = 8,
+        .mask_tokens = mask,
+        .form = EP_RESULT_COMBINED,
+        .shared_source = EP_SHARED_SERVICE,
+        .ids = {.data = ids, .stride_bytes = sizeof(ids[0]), .dtype = EP_DTYPE_I32}};
+    uint32_t offsets[5], order[12], counts[4];
+    int32_t index[8];
+    ep_error error;
+    ep_group_sort(&batch, &shape, &layout, 0, offsets, order);
+    ep_group_write_index(&batch, &layout, ep_batch_slots_per_token(&batch, &shape), offsets, order,
+                         index);
+    cr_expect_arr_eq(index, good, sizeof(good));
+    EXPECT_OK(ep_group_check_index(&batch, &shape, &layout, index, counts, &error), error);
+    for (size_t i = sizeof(good) / sizeof(good[0]); i-- > 0;) { /* those before it are good */
+        char says[64];
+        index[i] = good[i] + 5;
+        snprintf(says, sizeof(says), "expand_idx[%zu] is %d: allowed %d", i, good[i] + 5, good[i]);
+        EXPECT_FAILS(ep_group_check_index(&batch, &shape, &layout, index, counts, &error),
+                     EP_ERR_INVALID_ARGUMENT, error, says);
+    }
 }

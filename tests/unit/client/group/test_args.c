@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "group/group_args.h"
 #include "group/group_core.h"
 
 #define MOST INT32_MAX
@@ -683,16 +684,25 @@ static const row with_index_rows[] = {
     {A3, EACH, {I, {SHARED_RANKS, 8}, {SHARED, 2}}, "shared_expert_num is 2: allowed 0..1"},
     {A3, EACH, {I, {SHARED_RANKS, 6}, {MOE, 30}}, "shared_expert_rank_num is 6: allowed divisors"},
     {A2, EACH, {{INDEX, 1}, {H, 32}}, NULL},
-    {A2, EACH, {{INDEX, 1}, {H, 7200}, {COMM, HIERARCHY}}, "H is 7200: allowed 1..7168"},
+    {A2,
+     EACH,
+     {{INDEX, 1}, {H, 7200}, {COMM, HIERARCHY}},
+     "H is 7200: allowed 1..7168 (profile a2 with expand_idx, comm_alg hierarchy)"},
     {A3, EACH, {{INDEX, 1}, {H, 7167}}, "H is 7167: allowed 7168..7168"},
     {A3, EACH, {{INDEX, 1}, {H, 7169}}, "H is 7169: allowed 7168..7168"},
     {BOTH, EACH, {I, {BS, 1}}, NULL},
     {A2, EACH, {I, {BS, 256}, {COMM, HIERARCHY}}, NULL},
-    {A2, EACH, {I, {BS, 257}, {COMM, HIERARCHY}}, "BS is 257: allowed 1..256"},
+    {A2,
+     EACH,
+     {I, {BS, 257}, {COMM, HIERARCHY}},
+     "BS is 257: allowed 1..256 (profile a2 with expand_idx, comm_alg hierarchy)"},
     {A3, EACH, {I, {BS, 512}}, NULL},
     {BOTH, EACH, {I, {K, 1}}, NULL},
     {A2, EACH, {I, {K, 16}}, NULL},
     {A3, EACH, {I, {K, 9}}, "K is 9: allowed 1..8 (profile a3 with expand_idx)"},
+    {A3, EACH, {I, {K, 20}}, "K is 20: allowed 1..8 (profile a3 with expand_idx)"},
+    {A2, EACH, {I, {K, 17}}, "K is 17: allowed 1..16"},
+    {BOTH, EACH, {I, {MOE, 1040}}, "moe_expert_num is 1040: allowed 1..512 (with expand_idx)"},
     {BOTH, DISPATCH, {I, {QUANT, 2}, {SCALES, 1}}, NULL},
     {BOTH, DISPATCH, {I, {NUMS_TYPE, 0}}, NULL},
     {A3, COMBINE, {I, {COMM_QUANT, 2}}, NULL},
@@ -905,5 +915,42 @@ Test(group_args, frames_must_fit)
         cr_expect_eq(prepare(&s, operator, & error), EP_OK, "%s", error.text);
         s.group.frame_bytes_max = 8192;
         cr_expect_eq(prepare(&s, operator, & error), EP_ERR_RESOURCE_EXHAUSTED);
+    }
+}
+
+/* ---- what the workspace is made of, for an error ---- */
+
+Test(group_args, a_workspace_formula_has_its_end_and_the_parts_of_its_call)
+{
+    static scene s;
+    const change changes[] = {{INDEX, 1}, {H, 7168}, {COMM_QUANT, 2}, {SHARED_RANKS, 8}};
+    ep_moe_add_rms_norm norm;
+    for (size_t count = 0; count <= sizeof(changes) / sizeof(changes[0]); count++) {
+        for (int with_norm = 0; with_norm <= 1; with_norm++) {
+            size_t bytes;
+            ep_group_plan *plan = NULL;
+            ep_error error;
+            set_scene(&s, A3, COMBINE, changes, count);
+            s.params.profile = EP_GROUP_NATIVE; /* which takes all of them together */
+            ep_moe_add_rms_norm_init(&norm);
+            norm.residual_x = s.combine.x_out;
+            norm.y = s.combine.x_out;
+            norm.gamma = tensor(true, EP_DTYPE_BF16, 1, s.v[H], 0);
+            if (with_norm) {
+                memset(&s.combine.x_out, 0, sizeof(s.combine.x_out));
+            }
+            ep_fork_guard_init(&s.group.fork);
+            const ep_err err = ep_moe_combine_prepare(
+                &s.group, &s.combine, with_norm ? &norm : NULL, &bytes, &plan, &error);
+            cr_assert_eq(err, EP_OK, "%s", error.text);
+            const char *says = plan->workspace_formula;
+            cr_expect(strlen(says) > 12 && strcmp(says + strlen(says) - 12, ", each to 64") == 0,
+                      "%s", says);
+            cr_expect_eq(strstr(says, "moe_expert_num") != NULL, count >= 1, "%s", says);
+            cr_expect_eq(strstr(says, "expand_x's type") != NULL, count >= 3, "%s", says);
+            cr_expect(strstr(says, count >= 4 ? "S 1, H" : "S 0, H") != NULL, "%s", says);
+            ep_group_plan_destroy(plan);
+            ep_fork_guard_fini(&s.group.fork);
+        }
     }
 }
