@@ -6,6 +6,7 @@
 
 #include "cmd_model_show.h"
 #include "model/model.h"
+#include "origin.h"
 #include "placement.h"
 
 static struct {
@@ -14,14 +15,45 @@ static struct {
     const char *checkpoint;
 } wanted;
 
+static void take_checkpoint(struct argp_state *state, const char *option, char *path)
+{
+    wanted.checkpoint = ep_cli_arg_text(state, option, path, 4095);
+    ep_cli_peer.asks_nobody = "checkpoint";
+}
+
 static const ep_cli_option rows[] = {
     {"model", 'm', "NAME", "Only this model (all its versions)", 1, .text = &wanted.model,
      .max = EP_MODEL_NAME_BYTES - 1},
     {"version", 0, "V", "Only this version", 1, .text = &wanted.version,
      .max = EP_VERSION_BYTES - 1},
     {"checkpoint", 0, "PATH", "A checkpoint on this host instead of the service", 1,
-     .text = &wanted.checkpoint, .max = 4095},
+     .take = take_checkpoint},
 };
+
+/* How to reach a service that is not asked. A context, or a variable, says it for all commands. */
+static void check_reach_unsaid(struct argp_state *state)
+{
+    const ep_cli_connect *peer = &ep_cli_peer;
+    const struct {
+        const char *option;
+        const char *value;
+    } said[] = {{"--coordinator", peer->coordinator_url},
+                {"--node", peer->node_urls[0]},
+                {"--token-file", peer->token_file},
+                {"--admin-token-file", peer->admin_token_file},
+                {"--tls-ca", peer->tls.ca_file},
+                {"--tls-cert-key", peer->tls.cert_key_file},
+                {"--tls-server-name", peer->tls.server_name}};
+    for (size_t i = 0; i < EP_ARRAY_COUNT(said); i++) {
+        if (said[i].value != NULL &&
+            ep_cli_setting_name(said[i].option, said[i].value) == said[i].option) {
+            argp_error(state,
+                       "%s and --checkpoint are both given, allowed: one of them; a checkpoint is "
+                       "read without the service",
+                       said[i].option);
+        }
+    }
+}
 
 static void check(struct argp_state *state)
 {
@@ -30,6 +62,9 @@ static void check(struct argp_state *state)
                    "%s and --checkpoint are both given, allowed: one of them; a checkpoint "
                    "has one model",
                    wanted.model != NULL ? "--model" : "--version");
+    }
+    if (wanted.checkpoint != NULL) {
+        check_reach_unsaid(state);
     }
 }
 
@@ -188,9 +223,11 @@ const ep_cli_command ep_cli_model_show_command = {
     .name = "show",
     .help = "prints what the layers of served models are, or of a checkpoint",
     .doc = "Prints version, sizes, activation and its numbers of each layer."
-           "\vEqual versions on both sides mean the same model: it is a hash over config.json and "
-           "the weights, with the word of the format behind it where nodes hold the experts in "
-           "another (weight_quant). So a caller with a checkpoint compares it with the service's. "
+           "\vA version is a hash over config.json and each weight file's size, header and samples "
+           "of its data, with the word of the format behind it where nodes hold the experts in "
+           "another (weight_quant). So a caller with a checkpoint compares it with the service's: "
+           "where they are equal the model is the same, but for weights changed in place between "
+           "the samples. "
            "A LIMIT of 0 is none; '-' is not told, by nodes of an older version.\n\n"
            "Examples:\n"
            "  expertctl model show --model moe-30b\n"

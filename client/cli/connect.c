@@ -117,6 +117,9 @@ static void read_tokens(struct argp_state *state)
 static void check_reach(struct argp_state *state)
 {
     ep_cli_connect *connect = &ep_cli_peer;
+    if (connect->asks_nobody != NULL) {
+        return;
+    }
     if (connect->coordinator_url != NULL && connect->node_urls_count > 0) {
         argp_error(state, "%s %s and %s %s are both given, allowed: one of them",
                    ep_cli_setting_name("--coordinator", connect->coordinator_url),

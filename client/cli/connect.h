@@ -24,8 +24,8 @@ typedef struct ep_cli_connect {
     const char *node_urls[EP_CLI_NODES_MAX];
     size_t node_urls_count;
     const char *admin_url; /* of ep_cli_admin_options */
-    /* set while options are read, to one that asks nobody: ep_cli_admin_options then require
-     * nothing */
+    /* set while options are read, to one that asks nobody: ep_cli_connect_options and
+     * ep_cli_admin_options then require and check nothing */
     const char *asks_nobody;
     const char *token_file;                 /* NULL none */
     char token[EP_CLI_TOKEN_BYTES_MAX + 2]; /* "" none */
