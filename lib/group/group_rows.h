@@ -8,9 +8,9 @@
  * local experts of the receiver):
  *     dispatch   counts u32 [L] | tokens u32 [n] | slots u32 [n] | scales f32 [n] if quantised |
  *                weights f32 [n] if sent | rows
- *     combine    n u64 | tokens u32 [n] | slots u32 [n] | rows; with expand_idx u32 [n] of the
- * rows' numbers among those of their source and local expert, and u32 [n] of these experts, instead
- * of tokens and slots
+ *     combine    n u64 | tokens u32 [n] | slots u32 [n] | rows. With expand_idx, instead of token
+ *                and slot: the row's number among those of its source and local expert, and that
+ *                expert
  *
  * Threads    pure.
  */

@@ -33,9 +33,9 @@
  *            the call's argument (mode); the client's configuration (hedge_permille); the policy of
  *            the service; the coordinator's configuration; the default.
  * Structs    set struct_bytes by _init first; then change fields. Unset pointers are NULL. _init
- * tells the library the size that your compiler knows (a program without this header calls
- *            _init_sized with it). A library with more fields takes its defaults for them; one
- *            with fewer gives UNIMPLEMENTED where a field it lacks is not 0.
+ *            tells the library the size that your compiler knows (a program without this header
+ *            calls _init_sized with it). A library with more fields takes its defaults for them;
+ *            one with fewer gives UNIMPLEMENTED where a field it lacks is not 0.
  *            Structs the library fills: set struct_bytes to sizeof, no more than that is written
  *            (0: the size it has in 0.1).
  */
@@ -134,8 +134,9 @@ typedef struct ep_model_desc {
     char name[128];
     /* the digest of the expert form: over config.json, so sizes, activation and its numbers, the
      * shared width, and every weight file's size, header and samples of its data; a word behind it
-     * ("-mxfp4") where nodes hold experts in another format than the files'. Equal on both sides,
-     * the same model. `expertctl model show --checkpoint PATH` prints it for a caller's files */
+     * ("-mxfp4") where nodes hold experts in another format than the files'. Where they are
+     * equal the model is the same, but for weights that were changed in place between the samples.
+     * `expertctl model show --checkpoint PATH` prints it for a caller's files */
     char version[32];
     char numerics[96]; /* pinned id, "" none yet */
     uint32_t layers_count;

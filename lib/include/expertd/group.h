@@ -27,11 +27,12 @@
  * Agreement  with every call the ranks compare their parameters. When they differ the call fails on
  *            all of them with INVALID_ARGUMENT naming the parameter, the values and the ranks; the
  *            group stays usable. After a disagreement on elastic_info (its digest is named) the
- * group must be made anew. Hosts      ranks with the same ep_group_config.host. With comm_alg
- * hierarchy a rank that has what it needs may still be the way for a neighbour's rows: they are
- * passed on also while its program does other things, and when it dies the neighbours' calls fail
- * naming it. Failure    a rank whose own values are bad (ids, masks, assist info) says so to the
- * others, and the call fails on all of them. What is found before that (plan, workspace, shapes,
+ *            group must be made anew.
+ * Hosts      ranks with the same ep_group_config.host. With comm_alg hierarchy a rank that has what
+ *            it needs may still be the way for a neighbour's rows: they are passed on also while
+ *            its program does other things, and when it dies the neighbours' calls fail naming it.
+ * Failure    a rank whose own values are bad (ids, masks, assist info) says so to the others, and
+ *            the call fails on all of them. What is found before that (plan, workspace, shapes,
  *            ranges) fails on this rank alone: it may call again while the others wait. When a rank
  *            dies, leaves or does not answer before the deadline, the call fails with UNAVAILABLE
  *            or DEADLINE_EXCEEDED naming the ranks, on every rank, and so does every later call in
@@ -69,7 +70,9 @@
  *            several threads need an order that is the same on all ranks. Of one plan, one call at
  *            a time, but ep_group_plan_cancel. The exchange itself goes on without a call.
  * Fork       a group and its plans belong to the process that made them. In a child begin and
- *            finish give FAILED_PRECONDITION; cancel and destroy do nothing.
+ *            finish give FAILED_PRECONDITION; cancel and destroy do nothing. The child begins
+ *            without the group's connections, so that the other ranks see when the parent ends
+ *            (over nng they see it when both have).
  * Callbacks  on_listening in ep_group_create. Those of begin run on one thread of the group (or of
  *            group_tp), made with the first of them, never inside a call of the program. They may
  *            call everything but ep_group_destroy of this group or of group_tp. While one runs,
@@ -180,8 +183,8 @@ EP_API void ep_group_read_traffic(ep_group *group, uint32_t rank, ep_group_traff
  * operators (npu_moe_distribute_dispatch_v2 and combine_v2 of August 2026; with expand_idx those of
  * npu_moe_distribute_dispatch and combine), for programs that must run there too. server_num is
  * ep_world_size / 8. One of the vendor's rules is not checked: only hierarchy may cross between
- * super nodes. A rank cannot find out its super node, and one that it had to be told would check
- * what was told, not the network.
+ * super nodes. A rank cannot find out which super node it is on; if the program told it, the check
+ * would test what was told, not the network.
  */
 typedef enum ep_group_profile {
     EP_GROUP_NATIVE = 0,

@@ -91,7 +91,9 @@ static void after_fork_in_child(void)
 
 void ep_uv_sockets_hook_fork(void)
 {
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    /* Refused for want of memory alone: then a child holds them, as it does over nng, and the peers
+     * see the parent's end by its silence. */
+    (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 /* ---- errors and options ---- */
