@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import _c, _tensors, _values, errors
 from ._c import lib
-from ._gate import TOP_K_MAX, Gate
+from ._gate import Gate
 from ._values import Tls
 
 _SLICE_US = 50_000  # waits in the main thread are cut into such, so that Ctrl-C is seen
@@ -336,7 +336,7 @@ class _LogitsRequest(_Request):
         self._logits = view.tensor
         self._gate, keep = gate._to_c(tokens, view.shape[1])
         self.keep += [view.keep, keep]
-        return min(self._gate.top_k, TOP_K_MAX)
+        return min(self._gate.top_k, view.shape[1])  # more is refused
 
 
 # ---- calls under way ----

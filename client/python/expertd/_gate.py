@@ -13,8 +13,6 @@ import numpy as np
 from . import _c, _tensors, _values, errors
 from ._c import lib
 
-TOP_K_MAX = 64  # the library refuses more
-
 
 @dataclass(frozen=True)
 class Gate:
@@ -61,7 +59,7 @@ class Gate:
         field or the token."""
         rows = _array("logits", logits, "f32", (None, None))
         config, _keep = self._to_c(*rows.shape)
-        error, shape = _c.CError(), (rows.shape[0], min(config.top_k, TOP_K_MAX))
+        error, shape = _c.CError(), (rows.shape[0], min(config.top_k, config.experts))  # more is refused
         ids, weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
         pointers = (array.ctypes.data for array in (rows, ids, weights))
         if lib.ep_gate(byref(config), rows.shape[0], *pointers, byref(error)) != 0:
@@ -93,9 +91,7 @@ class Gate:
 
 def _array(name: str, given: Any, kind: str, shape: Tuple[Optional[int], ...]) -> np.ndarray:
     """Dense, of that type and shape (None: any): C takes a pointer and asks no more."""
-    view = _tensors.view(name, given)
-    if view.dtype != kind:
-        raise TypeError(f"{name} has type {view.dtype}: allowed is {kind}")
+    view = _tensors.view(name, given, only=kind)
     if len(view.shape) != len(shape) or any(w not in (None, n) for w, n in zip(shape, view.shape)):
         wanted = ["any" if n is None else n for n in shape]
         raise ValueError(f"{name} has shape {list(view.shape)}: allowed is {wanted}")

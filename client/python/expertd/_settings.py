@@ -19,6 +19,7 @@ import json
 import os
 from typing import Any, Dict
 
+from . import _values
 from ._values import Tls
 
 _OPTIONS = ("model_name", "version", "wait", "deadline", "token_file", "tls")
@@ -42,9 +43,12 @@ def _token_of(path: Any) -> str:
         raise ValueError(f"EXPERTD_OPTIONS has token_file {path!r}: allowed is the path of a file with the token")
     try:
         with open(path, encoding="utf-8") as file:
-            return file.read().strip()
+            token = file.read().strip()
     except (OSError, ValueError) as error:
         raise ValueError(f"EXPERTD_OPTIONS has token_file {path!r}, which cannot be read: {error}") from None
+    if not token:
+        raise ValueError(f"EXPERTD_OPTIONS has token_file {path!r}, which is empty: allowed is a file with the token")
+    return token
 
 
 def _tls_of(given: Any) -> Tls:
@@ -57,12 +61,25 @@ def _tls_of(given: Any) -> Tls:
     return Tls(**texts)
 
 
+def _check_plain(options: Dict[str, Any]) -> None:
+    for name in ("model_name", "version"):
+        if not isinstance(options.get(name), (str, type(None))) or options.get(name) == "":
+            raise ValueError(f"EXPERTD_OPTIONS has {name} {options[name]!r}: allowed is a text")
+    for name in ("wait", "deadline"):
+        try:
+            _values.microseconds(name, options.get(name, 1))
+        except (TypeError, ValueError):
+            allowed = "a number of seconds, more than 0 and less than 4294"
+            raise ValueError(f"EXPERTD_OPTIONS has {name} {options[name]!r}: allowed is {allowed}") from None
+
+
 def arguments() -> Dict[str, Any]:
     """What EXPERTD_URL and EXPERTD_OPTIONS say, as arguments of Service and of expertd.hf."""
     url = os.environ.get("EXPERTD_URL")
     if not url:
         raise ValueError("EXPERTD_URL is not set: allowed is the URL of a coordinator, such as tcp://127.0.0.1:7410")
     options, client = _options_of(os.environ.get("EXPERTD_OPTIONS") or "{}"), {}
+    _check_plain(options)
     if "token_file" in options:
         client["token"] = _token_of(options.pop("token_file"))
     if "tls" in options:

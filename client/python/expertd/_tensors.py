@@ -86,15 +86,22 @@ class View:
         self.tensor.stride_bytes[: len(self.shape)] = strides if 0 not in self.shape else _dense(self.shape, BYTES[dtype])
 
 
-def _element(name, dtype, wanted16, what):
-    if dtype == "uint16":
+def _numpy_name(dtype):
+    return next(name for name, word in NUMPY.items() if word == dtype)
+
+
+def _other_type(name, what, only, names):
+    allowed = f"are {', '.join(sorted(names))}, and uint16 with dtype=\"bf16\"" if only is None else f"is {_numpy_name(only)}"
+    return TypeError(f"{name} has type {what}: allowed {allowed}")
+
+
+def _element(name, dtype, wanted16, only):
+    if dtype == "uint16" and only is None:
         if wanted16 is None:
-            raise TypeError(f'{name} has type {what}: bf16 in uint16 is taken with dtype="bf16"')
+            raise TypeError(f'{name} has type {dtype}: bf16 in uint16 is taken with dtype="bf16"')
         return wanted16
     if dtype not in NUMPY:
-        raise TypeError(
-            f"{name} has type {what}: allowed are {', '.join(sorted(NUMPY))}, and uint16 with dtype=\"bf16\""
-        )
+        raise _other_type(name, dtype, only, NUMPY)
     return NUMPY[dtype]
 
 
@@ -102,10 +109,10 @@ def _rows_are_whole(shape, strides, size):
     return 0 in shape or not shape or shape[-1] <= 1 or strides[-1] == size  # NumPy's empty ones have strides of 0
 
 
-def _of_numpy(name, array, wanted16, writable, gaps):
+def _of_numpy(name, array, wanted16, writable, gaps, only):
     if not array.dtype.isnative:
         raise TypeError(f"{name} has type {array.dtype.str}: allowed is this machine's byte order")
-    dtype = _element(name, array.dtype.name, wanted16, array.dtype.name)
+    dtype = _element(name, array.dtype.name, wanted16, only)
     if writable and not array.flags.writeable:
         raise ValueError(f"{name} is read-only")
     whole = _rows_are_whole(array.shape, array.strides, array.itemsize) and min(array.strides, default=0) >= 0
@@ -130,7 +137,7 @@ def _capsule(name, array, writable):
         return array.__dlpack__()
 
 
-def _of_dlpack(name, array, wanted16, writable, gaps):
+def _of_dlpack(name, array, wanted16, writable, gaps, only):
     try:
         capsule = _capsule(name, array, writable)
     except (BufferError, RuntimeError) as error:  # a tensor that wants a gradient, for one, which there is none of
@@ -149,12 +156,9 @@ def _of_dlpack(name, array, wanted16, writable, gaps):
     what = f"DLPack ({t.code}, {t.bits}, {t.lanes})"
     dtype = wanted16 if (t.code, t.bits) == (1, 16) and wanted16 else DLPACK.get((t.code, t.bits))
     if dtype is None or t.lanes != 1:
-        raise TypeError(
-            f"{name} has type {what}: allowed are {', '.join(sorted(set(DLPACK.values())))}, "
-            'and uint16 with dtype="bf16"'
-        )
+        raise _other_type(name, what, only, set(DLPACK.values()))
     if not 0 <= t.ndim <= _c.RANK_MAX:
-        raise ValueError(f"{name} has rank {t.ndim}: allowed 0..{_c.RANK_MAX}")
+        raise ValueError(f"{name} has rank {t.ndim}: allowed 1..{_c.RANK_MAX}")
     shape, size = t.shape[: t.ndim], BYTES[dtype]
     strides = [s * size for s in t.strides[: t.ndim]] if t.strides else _dense(shape, size)
     pointer = (t.data or 0) + t.byte_offset
@@ -185,16 +189,19 @@ def _of_torch(name, array):
     return View(array, dtype, array.data_ptr(), shape, strides)
 
 
-def view(name, array, wanted16=None, writable=False, gaps=COPIED):
+def view(name, array, wanted16=None, writable=False, gaps=COPIED, only=None):
     """View of an input, or with writable of an output. wanted16: what elements of uint16 are. gaps between a row's
-    elements: an input with them is COPIED (NumPy's only), REFUSED where the caller refills it, or TAKEN as it is."""
-    found = _view(name, array, wanted16, writable, gaps)
+    elements: an input with them is COPIED (NumPy's only), REFUSED where the caller refills it, or TAKEN as it is. only:
+    the one type allowed; None: the library says which are."""
+    found = _view(name, array, wanted16, writable, gaps, only)
+    if only not in (None, found.dtype):
+        raise _other_type(name, _numpy_name(found.dtype), only, ())
     if not found.shape:
         raise ValueError(f"{name} has rank 0: allowed 1..{_c.RANK_MAX}")  # to libexpertd it would be absent
     return found
 
 
-def _view(name, array, wanted16, writable, gaps):
+def _view(name, array, wanted16, writable, gaps, only):
     torch = sys.modules.get("torch")
     of_torch = getattr(torch, "Tensor", None)  # None too while torch is being imported
     if of_torch is not None and isinstance(array, of_torch):
@@ -205,16 +212,16 @@ def _view(name, array, wanted16, writable, gaps):
             return plain
     if isinstance(array, np.ndarray):
         if array.ndim > _c.RANK_MAX:
-            raise ValueError(f"{name} has rank {array.ndim}: allowed 0..{_c.RANK_MAX}")
-        return _of_numpy(name, array, wanted16, writable, gaps)
+            raise ValueError(f"{name} has rank {array.ndim}: allowed 1..{_c.RANK_MAX}")
+        return _of_numpy(name, array, wanted16, writable, gaps, only)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
-        return _of_dlpack(name, array, wanted16, writable, gaps)
+        return _of_dlpack(name, array, wanted16, writable, gaps, only)
     raise TypeError(f"{name} is a {type(array).__name__}: allowed are NumPy arrays and objects with __dlpack__")
 
 
 def to_numpy(view):
     """A dense copy."""
-    dtype = next(name for name, word in NUMPY.items() if word == view.dtype)
+    dtype = _numpy_name(view.dtype)
     if 0 in view.shape:
         return np.empty(view.shape, dtype)
     strides = view.tensor.stride_bytes[: len(view.shape)]
@@ -230,7 +237,7 @@ def empty_like(array, shape, dtype):
         dtypes = {word: there for there, word in _torch_names().items()}
         return torch.empty(shape, dtype=dtypes[dtype], device=array.device)
     if dtype != "bf16":
-        return np.empty(shape, next(name for name, word in NUMPY.items() if word == dtype))
+        return np.empty(shape, _numpy_name(dtype))
     if isinstance(array, np.ndarray) and array.dtype.name == "bfloat16":
         return np.empty(shape, array.dtype)
     return np.empty(shape, np.uint16)

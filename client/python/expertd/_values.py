@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import numbers
 from dataclasses import dataclass, fields
 from typing import Any, Dict, Optional
 
@@ -40,17 +41,17 @@ def integer(name: str, value: Any, bits: int, least: int = 0) -> int:
 
 
 def microseconds(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is a {type(value).__name__}: allowed is a number of seconds")
     if not 0 < value < 4294:
         raise ValueError(f"{name} is {value}: allowed more than 0 and less than 4294 seconds")
-    return max(1, int(value * 1e6))
+    return max(1, int(float(value) * 1e6))
 
 
 def number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is a {type(value).__name__}: allowed is a number")
-    return value
+    return float(value)
 
 
 def text(name: str, value: Any) -> Optional[bytes]:

@@ -247,7 +247,7 @@ def case_logits(c, b):
     wide[:, ::2] = logits
     for form in Dlpack(logits, 2, 32, True), wide[:, ::2], logits[::-1][::-1]:
         assert all(np.array_equal(one, other) for one, other in zip(gates[2].choose(form), gates[2].choose(logits)))
-    raised(TypeError, "logits has type bf16: allowed is f32", gates[0].choose, Dlpack(logits.view(np.uint16), 4, 16, True))
+    raised(TypeError, "logits has type bfloat16: allowed is float32", gates[0].choose, Dlpack(logits.view(np.uint16), 4, 16, True))
     assert np.array_equal(c.forward_logits("demo", LAYER, b.x32, wide[:, ::2], gates[0]), c.forward("demo", LAYER, b.x32, *gates[0].choose(wide[:, ::2])))
     logits[1] = np.nan
     mask = np.arange(TOKENS) != 1
@@ -274,8 +274,11 @@ def check_bad_gates(c, b, logits):
         (ValueError, "group_mask is 'inf'", dict(group_mask="inf")),
         (TypeError, "renormalise is a int", dict(renormalise=1)),
         (TypeError, "epsilon is a str", dict(epsilon="0")),
-        (TypeError, "bias has type float64", dict(bias=np.zeros(EXPERTS))),
-        (TypeError, "bias has type i32: allowed is f32", dict(bias=np.zeros(EXPERTS, np.int32))),
+        (TypeError, "bias has type float64: allowed is float32", dict(bias=np.zeros(EXPERTS))),
+        (TypeError, "bias has type int32: allowed is float32", dict(bias=np.zeros(EXPERTS, np.int32))),
+        (TypeError, "bias has type uint16: allowed is float32", dict(bias=np.zeros(EXPERTS, np.uint16))),
+        (TypeError, "bias has type DLPack (2, 64, 1): allowed is float32", dict(bias=Dlpack(np.zeros(EXPERTS), 2, 64, True))),
+        (TypeError, "chosen has type int64: allowed is int32", dict(chosen=b.ids.astype(np.int64))),
         (ValueError, "bias has shape [3]: allowed is [16]", dict(bias=np.zeros(3, np.float32))),
         (ValueError, "chosen has shape [6, 3]: allowed is [6, 2]", dict(chosen=np.zeros((TOKENS, 3), np.int32))),
         (ValueError, "groups", dict(groups=3, groups_kept=1, group_best=1)),
@@ -309,6 +312,8 @@ def case_bad_arguments(c, b):
         (TypeError, 'x has type uint16: bf16 in uint16 is taken with dtype="bf16"', dict(x=b.x)),
         (TypeError, "x has type >f4", dict(x=b.x32.astype(">f4"))),
         (ValueError, "x has rank 1", dict(x=b.x32[0])),
+        (ValueError, "x has rank 9: allowed 1..8", dict(x=np.zeros((1,) * 9, np.float32))),
+        (ValueError, "x has rank 9: allowed 1..8", dict(x=Dlpack(np.zeros((1,) * 9, np.float32), 2, 32, True))),
         (ValueError, "x has hidden 64, layer 2 of model demo has 128", dict(x=b.x32[:, :64])),
         (ValueError, "expert_ids has 3 in dimension 0: x has that many tokens, so 6 is needed", dict(expert_ids=b.ids[:3])),
         (ValueError, "expert_ids has type f32", dict(expert_ids=b.ids.astype(np.float32))),
@@ -342,6 +347,9 @@ def case_bad_arguments(c, b):
     for kind, text, wrong in table:
         arguments = dict(dict(model="demo", layer=LAYER, x=b.x32, expert_ids=b.ids, expert_scales=b.scales), **wrong)
         raised(kind, text, c.forward, **arguments)
+    for number in np.float32, np.float64, np.int64:  # as Python's
+        assert np.array_equal(c.forward("demo", LAYER, b.x32, b.ids, b.scales, deadline=number(60), x_abs_max=number(1000)), b.y32)
+    raised(TypeError, "x_abs_max is a bool", c.forward, "demo", LAYER, b.x32, b.ids, b.scales, x_abs_max=True)
     raised(ValueError, "coordinator_url", expertd.Client)
     raised(ValueError, "calls_max is 0: allowed 1..65536", expertd.Client, URL, calls_max=0)
     raised(TypeError, "nodes is a str", expertd.Client, nodes="tcp://127.0.0.1:1")
@@ -367,6 +375,7 @@ def case_settings_of_plugins(c, b):
             del os.environ["EXPERTD_URL"], os.environ["EXPERTD_OPTIONS"]
 
     raised(ValueError, "EXPERTD_URL is not set", _settings.arguments)
+    seconds = "allowed is a number of seconds, more than 0 and less than 4294"
     for text, options in (
         ("allowed is a JSON object", "{"),
         ("allowed is a JSON object with model_name", "[]"),
@@ -378,10 +387,19 @@ def case_settings_of_plugins(c, b):
         ("EXPERTD_OPTIONS has tls {'ca_file': 3, 'server_name': 's'}", '{"tls": {"ca_file": 3, "server_name": "s"}}'),
         ("EXPERTD_OPTIONS has token_file 0: allowed is the path", '{"token_file": 0}'),
         ("EXPERTD_OPTIONS has token_file '/nope', which cannot be read", '{"token_file": "/nope"}'),
+        ("EXPERTD_OPTIONS has token_file '/dev/null', which is empty", '{"token_file": "/dev/null"}'),
+        ("EXPERTD_OPTIONS has model_name 3: allowed is a text", '{"model_name": 3}'),
+        ("EXPERTD_OPTIONS has model_name '': allowed is a text", '{"model_name": ""}'),
+        ("EXPERTD_OPTIONS has version ['a']: allowed is a text", '{"version": ["a"]}'),
+        (f"EXPERTD_OPTIONS has wait '10': {seconds}", '{"wait": "10"}'),
+        (f"EXPERTD_OPTIONS has wait None: {seconds}", '{"wait": null}'),
+        (f"EXPERTD_OPTIONS has wait True: {seconds}", '{"wait": true}'),
+        (f"EXPERTD_OPTIONS has deadline 0: {seconds}", '{"deadline": 0}'),
+        (f"EXPERTD_OPTIONS has deadline inf: {seconds}", '{"deadline": 1e999}'),
     ):
         raised(ValueError, text, told, options)
     given = told('{"model_name": "m", "tls": {"ca_file": "c", "server_name": "s", "cert_key_file": null}}')
-    assert given["experts"] == URL and given["model_name"] == "m" and given["client"] == {"tls": expertd.Tls("c", "s")}, given
+    assert given["experts"] == URL and given["model_name"] == "m" and given["version"] is None and given["wait"] == 600 and given["client"] == {"tls": expertd.Tls("c", "s")}, given
 
 
 # ---- what it knows, and its life ----
