@@ -432,10 +432,11 @@ async def _fly(client: "Client", request: _Request) -> Any:
 
     flight = _Flight(client, request, tell)
     flight.begin()
-    return await _wait_ended(ended, flight)
+    await _wait_ended(ended, flight)
+    return flight.answer()
 
 
-async def _wait_ended(ended: "asyncio.Future[None]", flight: Any) -> Any:
+async def _wait_ended(ended: "asyncio.Future[None]", flight: Any) -> None:
     """Also a cancelled task waits for the call's end: until then the library may write to out."""
     cancelled = False
     while not ended.done():
@@ -446,7 +447,6 @@ async def _wait_ended(ended: "asyncio.Future[None]", flight: Any) -> Any:
             flight.cancel()
     if cancelled:
         raise asyncio.CancelledError
-    return flight.answer()
 
 
 class Prepared:
@@ -510,7 +510,8 @@ class Prepared:
 
     async def run_async(self, n: Optional[int] = None) -> Any:
         self.begin(n)
-        return await _wait_ended(asyncio.get_running_loop().run_in_executor(self._client._pool, self._finish), self)
+        await _wait_ended(asyncio.get_running_loop().run_in_executor(self._client._pool, self._finish), self)
+        return self.answer()
 
     def cancel(self) -> None:
         """Any thread: the run under way ends with Cancelled, unless it has ended."""

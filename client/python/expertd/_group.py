@@ -32,7 +32,8 @@ _SIZES = (
 
 @dataclass(frozen=True)
 class GroupStats:
-    """Of this rank since it joined; buffer_bytes are lent and kept, buffer_bytes_peak lent at once."""
+    """Of this rank since it joined. buffer_bytes: memory of frames, in use and kept for the next; buffer_bytes_peak: the
+    most in use at once."""
 
     calls: int
     frames_sent: int
@@ -76,7 +77,8 @@ class GroupParams:
     const_rule        "kernel", "linear"
     comm_alg          None, "fullmesh", "fullmesh_v1", "fullmesh_v2", "hierarchy"
     group_tp          the Group of a tensor-parallel pair, with tp_world_size=2 and tp_rank_id
-    elastic_info      i32 [4 + 2 * the group's size]; read when an operation is prepared and each time it begins
+    elastic_info      i32 [4 + 2 * the group's size], without gaps; read when an operation is prepared and each time it
+                      begins
     allow_duplicates  a token may name an expert twice
     ep_world_size, ep_rank_id, expert_shard_type, shared_expert_num, shared_expert_rank_num, global_bs,
     zero_expert_num, copy_expert_num, const_expert_num
@@ -120,14 +122,14 @@ class GroupParams:
         return params
 
     def _layout(self, group: "Group") -> "_Layout":
-        p = self._c
+        p, twice = self._c, self._c.allow_duplicates
         if self._elastic is None or self._elastic.dtype != "i32" or self._elastic.shape != (4 + 2 * group.world_size,):
-            return _Layout(group.world_size, group.rank, p.moe_expert_num, p.shared_expert_rank_num)
+            return _Layout(group.world_size, group.rank, p.moe_expert_num, p.shared_expert_rank_num, twice)
         info = np.ctypeslib.as_array(ctypes.cast(p.elastic_info.data, ctypes.POINTER(ctypes.c_int32)), self._elastic.shape)
         scaled, ranks, shared_ranks, experts = (int(number) for number in info[:4])
         if not scaled:
-            return _Layout(group.world_size, group.rank, p.moe_expert_num, p.shared_expert_rank_num)
-        return _Layout(ranks, int(info[4 + group.rank]), experts, shared_ranks)
+            return _Layout(group.world_size, group.rank, p.moe_expert_num, p.shared_expert_rank_num, twice)
+        return _Layout(ranks, int(info[4 + group.rank]), experts, shared_ranks, twice)
 
 
 def _share(items: int, holders: int, holder: int) -> int:
@@ -143,6 +145,7 @@ class _Layout:
     rank: int
     experts: int  # M
     shared_ranks: int  # SR
+    allow_duplicates: bool
 
     @property
     def local_experts(self) -> int:
@@ -152,7 +155,8 @@ class _Layout:
     def rows(self, batch: int, top_k: int, shared_experts: int) -> int:
         """A of this rank."""
         if self.rank >= self.shared_ranks:
-            return batch * self.ranks * min(self.local_experts, top_k)
+            local = self.local_experts
+            return batch * self.ranks * (top_k if self.allow_duplicates and local > 0 else min(local, top_k))
         end = peers = 0
         for shared in range(shared_experts):  # the ranks that have this rank's shared expert share its rows
             peers = _share(self.shared_ranks, shared_experts, shared)
@@ -198,10 +202,10 @@ _on_over_c = _c.Over(_on_over)
 class _Plan:
     """What the library may touch until the plan is destroyed, and its operation under way."""
 
-    def __init__(self, groups: "List[Group]"):
+    def __init__(self) -> None:
         self.handle, self.bytes, self.number = c_void_p(), c_size_t(), 0
         self.ended: "Optional[concurrent.futures.Future[None]]" = None
-        self.lives = [group._life for group in groups]  # those groups are destroyed after it
+        self.lives: "List[Optional[_Life]]" = []  # those groups are destroyed after it
         self.tensors: List[Any] = []
 
     def make_workspace(self) -> int:
@@ -223,6 +227,7 @@ class _Plan:
     def destroy(self) -> None:
         lib.ep_group_plan_destroy(self.handle)
         self.forget()
+        self.lives.clear()
 
 
 class Operation:
@@ -247,7 +252,7 @@ class Operation:
             raise TypeError(f"params is a {type(params).__name__}: allowed is an expertd.GroupParams")
         self._group, self.params = group, params
         self._groups = [g for g in (group, params.group_tp) if g is not None]
-        self._plan = _Plan(self._groups)
+        self._plan = _Plan()
         self._busy, self._alive = threading.Lock(), threading.Lock()  # as those of Prepared
 
     def _set(self, struct: Any, name: str, array: Any, dtype: Optional[str], writable: bool = False) -> Any:
@@ -270,10 +275,15 @@ class Operation:
             params = self.params._with(*pair)
             args.params = ctypes.pointer(params)
             plan.tensors.append((args, more, params, self.params))
-            if function(group, byref(args), *more, byref(plan.bytes), byref(plan.handle), byref(error)) != 0:
-                raise errors.from_c(error)
-            self._workspace = plan.make_workspace()
+            plan.lives = [g._life for g in self._groups]
             self._finalizer = weakref.finalize(self, _client._destroy, _Plan.destroy, plan)
+            try:
+                if function(group, byref(args), *more, byref(plan.bytes), byref(plan.handle), byref(error)) != 0:
+                    raise errors.from_c(error)
+                self._workspace = plan.make_workspace()
+            except BaseException:  # whoever keeps the error keeps this too
+                self._finalizer()
+                raise
             for owner in self._groups:
                 owner._operations.add(self)
 
@@ -364,8 +374,11 @@ class Operation:
     def _finish(self) -> Any:
         error = _c.CError()
         with self._busy:
-            code = lib.ep_group_plan_finish(self._open(), byref(error))
-            self._plan.forget()
+            handle = self._open()
+            try:
+                code = lib.ep_group_plan_finish(handle, byref(error))
+            finally:  # Ctrl-C comes when it has ended
+                self._plan.forget()
         if code != 0:
             raise errors.from_c(error)
         return self.answer()
@@ -425,43 +438,58 @@ class Dispatch(Operation):
         ids = self._set(a, "expert_ids", expert_ids, None)
         for name, array in inputs.items():
             self._set(a, name, array, None, writable=name == "performance_info")
+        self._take_outputs(outputs)
+        self._no_room = ""
         if len(given.shape) == len(ids.shape) == 2:  # else it is refused
-            outputs = self._with_defaults(x, given, ids.shape[1], outputs)
+            wanted = self._wanted(given, ids.shape[1])
+            self._take_outputs({n: self._new(n, x, *wanted[n]) for n in wanted if outputs[n] is None and wanted[n] is not None})
+        self._prepare(lib.ep_moe_dispatch_prepare, a)
+        if self._no_room:
+            self.close()
+            raise errors.ResourceExhausted(self._no_room)
+
+    def _take_outputs(self, outputs: Dict[str, Any]) -> None:
         for name, array in outputs.items():
             setattr(self, name, array)
-            self._set(a, name, array, dtype if name == "expand_x" else None, writable=True)
-        self._prepare(lib.ep_moe_dispatch_prepare, a)
+            self._set(self._args, name, array, self.dtype if name == "expand_x" else None, writable=True)
 
-    def _with_defaults(self, x: Any, given: _tensors.View, top_k: int, outputs: Dict[str, Any]) -> Dict[str, Any]:
-        """Those that are asked for and not given, as large as they may have to be."""
+    def _new(self, name: str, x: Any, shape: Tuple[int, ...], kind: str) -> Any:
+        """Where a size is not allowed, or too large, the library shall say so by the parameter's name: until then it has so
+        many entries as a row needs."""
+        try:
+            return _tensors.empty_like(x, (max(shape[0], 0), *shape[1:]), kind)
+        except (ValueError, OverflowError, MemoryError, RuntimeError) as error:
+            self._no_room = self._no_room or (
+                f"{name} is None: a new one has shape {list(shape)}, of global_bs {self.params._c.global_bs}: {error}; "
+                "give one with room for the rows that come"
+            )
+            return _tensors.empty_like(x, (_ASSIST_INTS, *shape[1:]), kind)
+
+    def _wanted(self, given: _tensors.View, top_k: int) -> Dict[str, Any]:
+        """Shape and type of outputs, as large as they may have to be; None: it is not asked for."""
         p, a = self.params._c, self._args
         layout, (tokens, hidden) = self.params._layout(self._group), given.shape
         batch = p.global_bs // self._group.world_size if p.global_bs > 0 else tokens
         part = max(layout.rows(batch, top_k, p.shared_expert_num), 0)  # of one rank of a pair
         pair = max(p.tp_world_size, 1)
-        given_x = outputs["expand_x"]
-        rows = part * pair if given_x is None else max(tuple(given_x.shape)[:1], default=0)
+        rows = part * pair if a.expand_x.rank == 0 else a.expand_x.shape[0]
         counts = layout.ranks * pair * layout.local_experts
         if p.profile != 0 and (self._is_hierarchy() or (p.profile == 1 and a.expert_scales.rank != 0)):
             servers = layout.ranks // _RANKS_PER_SERVER  # the vendor keeps two numbers a slot for each there
             counts += 2 * (p.global_bs or tokens * layout.ranks) * top_k * servers
         quantised = a.quant_mode == 2
-        wanted = {
+        self._own_counts = layout.ranks * layout.local_experts  # the other rank of a pair has as many after them
+        return {
             "expand_x": ((rows, hidden), "i8" if quantised else given.dtype),
             "dynamic_scales": ((rows,), "f32") if quantised else None,
             "assist_info_for_combine": None
-            if outputs["expand_idx"] is not None
+            if a.expand_idx.rank != 0
             else ((_ASSIST_INTS * max(part if p.profile != 0 else rows, 1),), "i32"),
             "expand_idx": None,
             "expert_token_nums": ((layout.local_experts,), "i64"),
             "ep_recv_counts": ((counts,), "i32"),
             "tp_recv_counts": ((pair,), "i32") if pair > 1 else None,
             "expand_scales": ((rows,), "f32") if a.expert_scales.rank != 0 else None,
-        }
-        self._own_counts = layout.ranks * layout.local_experts  # the other rank of a pair has as many after them
-        return {
-            name: _tensors.empty_like(x, *want) if outputs[name] is None and want is not None else outputs[name]
-            for name, want in wanted.items()
         }
 
     def _is_hierarchy(self) -> bool:
@@ -472,7 +500,9 @@ class Dispatch(Operation):
 
     def answer(self) -> int:
         ends = range(self._own_counts - 1, self._own_counts * max(self.params._c.tp_world_size, 1), self._own_counts or 1)
-        return sum(int(self.ep_recv_counts[end]) for end in ends) if self._own_counts else 0
+        counts = self._args.ep_recv_counts  # i32, of whatever library
+        at = (counts.data + end * counts.stride_bytes[0] for end in ends)
+        return sum(ctypes.c_int32.from_address(address).value for address in at) if self._own_counts else 0
 
 
 @dataclass(frozen=True)
@@ -520,7 +550,8 @@ class Combine(Operation):
         a.comm_quant_mode = _values.integer("comm_quant_mode", comm_quant_mode, 63, _SIGNED)
         if expand_x is None and dispatch._args.quant_mode != 0:
             raise TypeError("expand_x is None: the dispatch's is int8, give the experts' results in x's type")
-        rows = self._set(a, "expand_x", dispatch.expand_x if expand_x is None else expand_x, dtype)
+        results = dispatch.expand_x if expand_x is None else expand_x
+        rows = self._set(a, "expand_x", results, dtype)
         for name, array in self._of_dispatch().items():
             self._set(a, name, array, None)
         self._set(a, "expert_scales", expert_scales, None)
@@ -528,10 +559,10 @@ class Combine(Operation):
             self._set(a, name, array, dtype, writable=name == "performance_info")
         shape = (dispatch._args.x.shape[0], a.expand_x.shape[1])
         if add_rms_norm is None:
-            self.x_out = _tensors.empty_like(dispatch.expand_x, shape, rows.dtype) if x_out is None else x_out
+            self.x_out = _tensors.empty_like(results, shape, rows.dtype) if x_out is None else x_out
             self._set(a, "x_out", self.x_out, dtype, writable=True)
         else:
-            self._take_norm(add_rms_norm, x_out, shape, rows.dtype)
+            self._take_norm(add_rms_norm, x_out, results, shape, rows.dtype)
         norm = None if self._norm is None else byref(self._norm)
         self._prepare(lib.ep_moe_combine_prepare, a, norm)
 
@@ -547,7 +578,7 @@ class Combine(Operation):
             "expand_scales": d.expand_scales if d._is_hierarchy() else None,
         }
 
-    def _take_norm(self, given: AddRmsNorm, x_out: Any, shape: Tuple[int, int], kind: str) -> None:
+    def _take_norm(self, given: AddRmsNorm, x_out: Any, results: Any, shape: Tuple[int, int], kind: str) -> None:
         if not isinstance(given, AddRmsNorm):
             raise TypeError(f"add_rms_norm is a {type(given).__name__}: allowed is an expertd.AddRmsNorm")
         if x_out is not None:
@@ -555,7 +586,7 @@ class Combine(Operation):
         n, dtype = _c.AddRmsNorm(), self._dispatch.dtype
         lib.ep_moe_add_rms_norm_init_sized(byref(n), ctypes.sizeof(n))
         n.eps, self._norm = _values.number("eps", given.eps), n
-        self.x_out = _tensors.empty_like(self._dispatch.expand_x, shape, kind) if given.y is None else given.y
+        self.x_out = _tensors.empty_like(results, shape, kind) if given.y is None else given.y
         for name, array in (("residual_x", given.residual_x), ("gamma", given.gamma)):
             self._set(n, name, array, dtype)
         for name, array in (("y", self.x_out), ("rstd", given.rstd), ("x", given.x)):
@@ -588,7 +619,8 @@ class Group:
     urls          rank 0's URL ("tcp://host:port"), which the others tell theirs; or a list with each rank's
     listen        where this rank listens, port 0: any; None: its place in urls
     on_listening  function of one URL, called once when this rank listens: how rank 0 tells its port to a launcher. It
-                  runs on another thread; what it raises is raised here
+                  runs on another thread; what it raises is raised here. The port is then in use until the deadline,
+                  or until all have come, as it is after Ctrl-C
     deadline      seconds, of this call, and of each operation that names none
     token, tls    as Client's; every rank shows the same. Beyond loopback both are needed, or insecure=True
     host          ranks with equal names share a host (comm_alg "hierarchy"); None: the machine, "": with nobody
@@ -639,7 +671,8 @@ class Group:
         self.name, self.rank, self.world_size, self._pid = name, rank, world_size, os.getpid()
         self._operations: "weakref.WeakSet[Operation]" = weakref.WeakSet()
         self._handle = _meet(config, on_listening)
-        self._life, self._use = _Life(self._handle), _client._Use(weakref.ref(self), "group")
+        self._life: Optional[_Life] = _Life(self._handle)
+        self._use = _client._Use(weakref.ref(self), "group")
 
     def prepare_dispatch(
         self,
@@ -692,9 +725,11 @@ class Group:
         tp_recv_counts           [2] i32, in a pair
         expand_scales            [rows] f32, with expert_scales
 
-        Arrays are NumPy's, or anything with DLPack in the host's memory, with any strides; none is copied here. T, W, M,
-        S, L, A are expertd/group.h's. Errors: ValueError (InvalidArgument) naming parameter, value and what is allowed,
-        or a buffer and what it needs.
+        Arrays are NumPy's, or anything with DLPack in the host's memory, with any strides; none is copied by Python, but
+        the plan has dense copies of those whose rows are not dense. T, W, M, S, L, A are expertd/group.h's.
+
+        Errors: ValueError (InvalidArgument) naming parameter, value and what is allowed, or a buffer and what it needs;
+        ResourceExhausted where there is no memory for an output that was not given.
         """
         return Dispatch(
             self, params, x, expert_ids, dtype=dtype, deadline=deadline, nan_policy=nan_policy, x_abs_max=x_abs_max,
@@ -735,7 +770,7 @@ class Group:
         expert_scales     [T,K] f32
         expand_x          [rows,H] of x's type: the experts' results, in dispatch's order; None: the dispatch's own, where
                           the experts work in place
-        x_out             [T,H], out; None: a new one
+        x_out             [T,H], out; None: a new one of expand_x's kind
         shared_expert_x   [T,H], added last
         ori_x             [T,H]: x as dispatched, for copy and constant experts
         const_expert_alpha_1, const_expert_alpha_2, const_expert_v   [const_expert_num,H]
@@ -776,7 +811,7 @@ class Group:
             return
         for operation in list(self._operations):
             operation.close()
-        self._life.finalizer()
+        self._life = None  # another thread may still be at the end of an operation: that one ends the group then
 
     def _check_process(self) -> None:
         _client._check_process(self._pid, "group")
@@ -792,7 +827,8 @@ class Group:
 
 
 def _meet(config: _c.GroupConfig, on_listening: Optional[Callable[[str], Any]]) -> c_void_p:
-    """ep_group_create on a thread of its own, so that Ctrl-C is seen: what it makes afterwards is destroyed."""
+    """ep_group_create on a thread of its own, so that Ctrl-C is seen. It cannot be stopped: after Ctrl-C, or an error in
+    on_listening, it keeps its port and waits for the others, at most until the deadline; what it makes is destroyed."""
     met: "concurrent.futures.Future[c_void_p]" = concurrent.futures.Future()
 
     def tell(_arg: Any, url: bytes) -> None:

@@ -20,8 +20,9 @@
  * Experts    MoE expert e is on rank SR + e / (M / (W - SR)). In profile native M need not divide:
  *            the first M % (W - SR) ranks hold one expert more. Shared expert s of a token of rank
  *            r is on rank s * (SR / S) + r % (SR / S).
- * A          rows a rank may receive: shared rank max_bs*W*S/SR; MoE rank max_bs*W*min(L,K), where
- *            max_bs is T, or global_bs / the group's size.
+ * A          rows a rank may receive: shared rank max_bs*W*S/SR; MoE rank max_bs*W*min(L,K), with
+ *            allow_duplicates max_bs*W*K (0 where L is 0), where max_bs is T, or global_bs / the
+ *            group's size.
  * Ids        [0,M) routed, then zero, copy and constant experts, which never travel; native also
  *            takes -1 and the total as "none".
  * Agreement  with every call the ranks compare their parameters. When they differ the call fails on

@@ -3,12 +3,13 @@
 """group_cases.py BUILD SOURCE: ranks of expertd.Group as threads, and as processes where one is forked or dies. Runs in the environment that test_python.py made."""
 import asyncio, concurrent.futures, contextlib, copy, gc, multiprocessing, os, pickle, queue, random, signal, sys, threading, time, weakref
 from ctypes import byref, c_size_t, c_void_p
+from unittest import mock
 
 import numpy as np
 
 import expertd
 from cases import Dlpack, raised, wait_for
-from expertd import _c, _group, errors
+from expertd import _c, _group, _tensors, errors
 from expertd._c import lib
 
 HIDDEN = 24
@@ -255,11 +256,28 @@ def case_dlpack_and_defaults():
         d.run()
         run_experts(d, 2 * group.rank)
         assert c.run() is target and np.array_equal(out, canonical(b))
+        counts = np.zeros((4, 2), np.int32)[::-1, 0]  # in place, whatever it is that the rows are counted in
+        for form in counts, Dlpack(np.zeros(4, np.int32), 0, 32, True):
+            with group.prepare_dispatch(expertd.GroupParams(4), x, ids, ep_recv_counts=form) as d:
+                assert d.run() == sum(d.expert_token_nums) and asyncio.run(d.run_async()) == sum(d.expert_token_nums)
+                raised(errors.FailedPrecondition, "under way", d.finish)
         return True
 
     assert on_ranks(2, play) == [True, True]
     gc.collect()
     assert not Dlpack.alive
+
+
+def case_new_results_are_of_the_given_rows_kind():
+    """Of expand_x's, where that is not the dispatch's own."""
+    with expertd.Group("alone", 0, 1, "tcp://127.0.0.1:0") as group:
+        b = Batch(0, 4, 4, 2)
+        with group.prepare_dispatch(expertd.GroupParams(4), b.x, b.ids, quant_mode=2) as d:
+            results = np.zeros(d.expand_x.shape, np.float32)
+            for more in {}, dict(add_rms_norm=expertd.AddRmsNorm(b.x, b.x[0])):
+                with mock.patch.object(_tensors, "empty_like", wraps=_tensors.empty_like) as made:
+                    c = group.prepare_combine(d, b.scales, expand_x=results, **more)
+                assert made.call_args.args[0] is results and c.x_out.shape == b.x.shape, made.call_args
 
 
 def case_frameworks():
@@ -281,6 +299,11 @@ def case_frameworks():
                     view[begin : begin + count] = expert(2 * group.rank + e, view[begin : begin + count])
                     begin += count
                 assert np.array_equal(c.run().numpy(), canonical(b))
+        x = torch.from_numpy(b.x).bfloat16()
+        with group.prepare_dispatch(expertd.GroupParams(4), x, torch.from_numpy(b.ids), quant_mode=2) as d:
+            results = torch.zeros(d.expand_x.shape, dtype=x.dtype)
+            with group.prepare_combine(d, torch.from_numpy(b.scales), expand_x=results) as c:
+                assert c.x_out.dtype == x.dtype
         return True
 
     assert on_ranks(2, play) == [True, True]
@@ -318,6 +341,25 @@ def case_sizes_of_new_outputs():
         return refused
 
     assert min(on_ranks(world, play)) > 40
+
+
+def case_room_for_an_expert_named_twice():
+    """All tokens name the same expert in both slots."""
+
+    def play(group):
+        b = Batch(group.rank, 4, 2, 2)
+        b.ids[:] = 0
+        params = expertd.GroupParams(2, allow_duplicates=True)
+        with group.prepare_dispatch(params, b.x, b.ids) as d, group.prepare_combine(d, b.scales) as c:
+            assert d.expand_x.shape == (2 * 4 * 2, HIDDEN)
+            assert d.run() == (16 if group.rank == 0 else 0)
+            run_experts(d, group.rank)
+            assert np.array_equal(c.run(), canonical(b))
+        with group.prepare_dispatch(expertd.GroupParams(1, allow_duplicates=True), b.x, b.ids) as d:
+            assert d.expand_x.shape[0] == (16 if group.rank == 0 else 0), "a rank without experts gets none"
+        return True
+
+    assert on_ranks(2, play) == [True, True]
 
 
 def case_without_one_rank():
@@ -426,12 +468,12 @@ def case_asyncio(world=3):
 # ---- ends ----
 
 
-def run_cancelled(d):
-    """By rank 0: an error that says so, unless its rows came before that."""
-    try:
-        d.run()
-    except errors.Cancelled as error:
-        assert "rank 0 has cancelled its ep_moe_dispatch" in str(error), error
+def run_cancelled(group, d, before, times=1):
+    """On rank 1, what rank 0 has begun and cancelled. Of each there came two frames, rows and failure, since before; a
+    frame of the next operation says that they are in place, so that these runs lack rows from the beginning."""
+    wait_for(lambda: group.traffic(0).frames_received > before + 2 * times, "what rank 0 cancelled", DEADLINE)
+    for _ in range(times):
+        raised(errors.Cancelled, "rank 0 has cancelled its ep_moe_dispatch", d.run)
 
 
 def case_cancels():
@@ -452,23 +494,19 @@ def case_cancels():
     def play(group):
         params = expertd.GroupParams(4)
         b, d, c = micro_batch(group, params, 0)
-        for way in range(3):
-            if group.rank == 1:
-                both.wait(DEADLINE)  # until rank 0 has cancelled
-                run_cancelled(d)
-            elif way == 0:
-                assert asyncio.run(cancel_task(d))
-            elif way == 1:
-                d.begin()
-                d.cancel()
-                raised(errors.Cancelled, "", d.finish)
-            else:
-                d.begin()
-                d.close()
-                d = group.prepare_dispatch(params, b.x, b.ids)
-                c = group.prepare_combine(d, b.scales)
-            if group.rank == 0:
-                both.wait(DEADLINE)
+        before = group.traffic(1 - group.rank).frames_received
+        both.wait(DEADLINE)
+        if group.rank == 0:
+            assert asyncio.run(cancel_task(d))
+            d.begin()
+            d.cancel()
+            raised(errors.Cancelled, "", d.finish)
+            d.begin()
+            d.close()
+            d = group.prepare_dispatch(params, b.x, b.ids)
+            c = group.prepare_combine(d, b.scales)
+        else:
+            run_cancelled(group, d, before, times=3)
         d.run()
         run_experts(d, 2 * group.rank)
         assert np.array_equal(c.run(), canonical(b))
@@ -480,28 +518,29 @@ def case_cancels():
 
 def case_ctrl_c():
     """In the main thread: a wait for the other rank, and the meeting itself."""
-    told, other = queue.Queue(), []
-    go = threading.Event()
+    told, ready = queue.Queue(), threading.Event()
 
     def second():
         with join("ctrl-c", 1, 2, told) as group:
             b, d, c = micro_batch(group, expertd.GroupParams(4), 0)
-            go.wait(DEADLINE)
-            other.append(run_cancelled(d))
+            before = group.traffic(0).frames_received
+            ready.set()
+            run_cancelled(group, d, before)
             d.run()
+        return True
 
-    thread = threading.Thread(target=second)
-    thread.start()
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    other = pool.submit(second)
     with join("ctrl-c", 0, 2, told) as group:
         b, d, c = micro_batch(group, expertd.GroupParams(4), 0)
+        assert ready.wait(DEADLINE)
         killer = threading.Thread(target=lambda: (wait_for(lambda: d._plan.ended is not None, "the operation"), os.kill(os.getpid(), signal.SIGINT)))
         killer.start()
         raised(KeyboardInterrupt, "", d.run)
         killer.join()
-        go.set()
         d.run()
-        thread.join()
-    assert len(other) == 1
+        assert other.result()
+    pool.shutdown()
     listening = threading.Event()
     killer = threading.Thread(target=lambda: (listening.wait(DEADLINE), os.kill(os.getpid(), signal.SIGINT)))
     killer.start()
@@ -530,6 +569,53 @@ def case_ctrl_c_while_it_begins():
                 run_experts(d, 0)
                 assert np.array_equal(c.run(), canonical(b))
     assert not _group._endings
+
+
+def case_ctrl_c_while_it_finishes():
+    """Python tells of it when the library returns: the operation has ended then."""
+    with expertd.Group("alone", 0, 1, "tcp://127.0.0.1:0") as group:
+        b, d, c = micro_batch(group, expertd.GroupParams(2), 0)
+        finish = lib.ep_group_plan_finish
+
+        def interrupted(*args):
+            assert finish(*args) == 0
+            raise KeyboardInterrupt
+
+        for call in d.finish, lambda: asyncio.run(d.finish_async()):
+            d.begin()
+            with mock.patch.object(lib, "ep_group_plan_finish", interrupted):
+                raised(KeyboardInterrupt, "", call)
+            assert not _group._endings
+            assert d.run() == d.expert_token_nums.sum()
+
+
+def case_a_group_ends_after_its_operations():
+    """One whose end is under way on another thread, and one whose workspace could not be had."""
+    order, entered, go = [], threading.Event(), threading.Event()
+    end_plan, end_group = lib.ep_group_plan_destroy, lib.ep_group_destroy
+
+    def slowly(handle):
+        assert handle.value is not None
+        entered.set()
+        assert go.wait(DEADLINE)
+        end_plan(handle)
+        order.append("operation")
+
+    with mock.patch.multiple(lib, ep_group_plan_destroy=slowly, ep_group_destroy=lambda h: (end_group(h), order.append("group"))):
+        group, b = expertd.Group("alone", 0, 1, "tcp://127.0.0.1:0"), Batch(0, 3, 4, 2)
+        operations = [group.prepare_dispatch(expertd.GroupParams(4), b.x, b.ids)]
+        collector = threading.Thread(target=operations.clear)
+        collector.start()
+        assert entered.wait(DEADLINE)
+        group.close()
+        ended_early = list(order)
+        go.set()
+        collector.join()
+        assert not ended_early and order == ["operation", "group"], (ended_early, order)
+        with expertd.Group("alone", 0, 1, "tcp://127.0.0.1:0") as group, mock.patch.object(_group._Plan, "make_workspace", side_effect=MemoryError("none")):
+            kept = raised(MemoryError, "none", group.prepare_dispatch, expertd.GroupParams(4), b.x, b.ids)
+            assert order[2:] == ["operation"], order
+        assert order[2:] == ["operation", "group"] and kept, order
 
 
 def case_closes():
@@ -608,6 +694,7 @@ def check_operations(group, params):
         (ValueError, "expert_ids has type f32", dict(expert_ids=b.scales)),
         (ValueError, "scales", dict(scales=np.ones((4, HIDDEN), np.float32))),
         (ValueError, "x_active_mask has 2 in dimension 0", dict(x_active_mask=np.ones(2, bool))),
+        (TypeError, "expand_x is a list", dict(expand_x=[[1.0]])),
         (ValueError, "expand_x has", dict(expand_x=np.zeros((6, HIDDEN - 1), np.float32))),
         (ValueError, "expand_x is read-only", dict(expand_x=np.broadcast_to(np.float32(0), (6, HIDDEN)))),
         (ValueError, "quant_mode is 1", dict(quant_mode=1)),
@@ -616,6 +703,13 @@ def check_operations(group, params):
         (ValueError, "nan_policy is 'no'", dict(nan_policy="no")),
         (ValueError, "deadline is -1", dict(deadline=-1)),
         (ValueError, "moe_expert_num is 0", dict(params=expertd.GroupParams(0))),
+        (ValueError, "moe_expert_num is -1", dict(params=expertd.GroupParams(-1))),
+        (ValueError, f"moe_expert_num is {1 << 62}", dict(params=expertd.GroupParams(1 << 62))),
+        (ValueError, "global_bs is -4", dict(params=expertd.GroupParams(4, global_bs=-4))),
+        (ValueError, "tp_world_size is", dict(params=expertd.GroupParams(4, tp_world_size=1 << 62))),
+        (ValueError, "elastic_info new rank number is -2", dict(params=expertd.GroupParams(4, elastic_info=np.array([1, -2, 0, 4, 0, 0], np.int32)))),
+        (ValueError, "elastic_info table1[0] is -3", dict(params=expertd.GroupParams(4, elastic_info=np.array([1, 1, 0, 4, -3, 0], np.int32)))),
+        (errors.ResourceExhausted, f"of global_bs {1 << 62}", dict(params=expertd.GroupParams(4, global_bs=1 << 62))),
         (ValueError, "comm_alg", dict(params=expertd.GroupParams(4, comm_alg="ring"))),
         (ValueError, "ep_world_size is 2", dict(params=expertd.GroupParams(4, ep_world_size=2))),
         (ValueError, "elastic_info has", dict(params=expertd.GroupParams(4, elastic_info=np.zeros(5, np.int32)))),
