@@ -8,16 +8,19 @@
  *           rounded, then to the nearest integer, ties to even, within +-127; s = 0: all q are 0. A
  *           group with a value that is not finite has s NaN, and all q are 0.
  *   dot     codes are integers w: int4 -8..7, mxfp4 twice the value of e2m1, -12..12, q4_k 0..15.
- *           Their scale S
- *           is that of the format, of mxfp4 half of it (the denormals 2^-127 and 2^-128 too; code
- *           255: NaN). Groups ascending, total from +0: total = fma((sum of w q to f32) * s, S,
- *           total), the product rounded; the sum is exact. Of q4_k with the offset O: t = fma((sum
- * of w q to f32), S, (O / 8, rounded) * (-8 sum of q to f32)), the product rounded; total = fma(t,
- * s, total). Denormals are kept. h       biases and the activation are computed in f32 as in
- * `portable`, then h becomes int8 in groups of 32 as x does. shared  the shared expert's own gate
- * is the f32 chain of `portable` over x before it became int8. y       is multiplied, rounded once
- * to out_dtype and written as in `portable`, with the same rule for NaN. Weights of other formats
- * are computed with family `bf16dp` or, where it has them not, `portable`.
+ *           Their scale S is that of the format, of mxfp4 half of it (the denormals 2^-127 and
+ *           2^-128 too; code 255: NaN). Groups ascending, total from +0:
+ *           total = fma((sum of w q to f32) * s, S, total), the product rounded; the sum is exact.
+ *           Of q4_k with the offset O:
+ *           t = fma((sum of w q to f32), S, (O / 8, rounded) * (-8 sum of q to f32)), the product
+ *           rounded; total = fma(t, s, total). Denormals are kept.
+ *   h       biases and the activation are computed in f32 as in `portable`, then h becomes int8 in
+ *           groups of 32 as x does.
+ *   shared  the shared expert's own gate is the f32 chain of `portable` over x before it became
+ *           int8.
+ *   y       is multiplied, rounded once to out_dtype and written as in `portable`, with the same
+ *           rule for NaN.
+ * Weights of other formats are computed with family `bf16dp` or, where it has them not, `portable`.
  *
  * The functions here are those rules in scalars; the plain kernel and the reference are made of
  * them. Inline, so that each kernel's file compiles them with its own instruction set flags.
