@@ -440,6 +440,12 @@ static ep_err run_activations(ep_backend *backend, known_data *data, ep_weight_f
     return err;
 }
 
+/*
+ * Each format runs in its own family. Not run: an expert of two formats of which w4a8 has one, say
+ * q4_K with down in q6_K. Its q4_K panels are computed in bf16dp or portable, whose rounding the
+ * digests of the other formats show; how those families widen q4_K is in none. Digests of such
+ * experts would be a second set for each of the formats of w4a8.
+ */
 static ep_err run_all(ep_backend *backend, ep_numerics numerics, bool wide_inputs,
                       ep_known_answer *out_answer, ep_error *out_error)
 {

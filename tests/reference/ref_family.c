@@ -92,5 +92,6 @@ enum ref_family ref_family_default(void)
     if (numerics != NULL && strcmp(numerics, "auto") != 0 && ref_family_parse(numerics, &family)) {
         return family;
     }
-    return family_below(getenv("EXPERTD_CPU_FEATURES"));
+    const char *limit = getenv("EXPERTD_CPU_FEATURES");
+    return family_below(limit != NULL && limit[0] == '\0' ? NULL : limit);
 }

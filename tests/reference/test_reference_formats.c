@@ -186,6 +186,15 @@ Test(reference_formats, told_families_leave_what_they_have_not)
 }
 
 /* Groups of 32, 32 and 1 columns. */
+Test(reference_formats, an_empty_level_of_the_cpu_cuts_nothing)
+{
+    unsetenv("EXPERTD_NUMERICS");
+    unsetenv("EXPERTD_CPU_FEATURES");
+    const enum ref_family uncut = ref_family_default();
+    setenv("EXPERTD_CPU_FEATURES", "", 1);
+    cr_expect_eq(ref_family_default(), uncut);
+}
+
 Test(reference_formats, rows_of_w4a8_become_int8_by_groups)
 {
     float x[65] = {-254.0f, 1.0f, 3.0f, 5.1f, -3.0f}; /* scale 2: 0.5 and 1.5 are ties */

@@ -31,7 +31,7 @@
 #define INNER_MAX 512
 
 #define MODELS_MAX 96
-enum { ROWS = 3, SLOTS = 5 };
+enum { ROWS_MAX = 13, SLOTS_MAX = 13 };
 
 static char dir[EP_TEST_PATH_BYTES];
 static ep_test_process node;
@@ -85,35 +85,40 @@ static void oracle_rows(const char *path, enum ref_family family, enum ref_quant
     ref_checkpoint_close(&checkpoint);
 }
 
-/* name: of the model at the node. */
+/* name: of the model at the node. is_deep: one expert gets all rows, more than two chunks. */
 static void expect_exact(ep_test_peer *peer, const char *name, enum ref_family family,
-                         enum ref_quant quant, const ep_format_case *form, const char *path)
+                         enum ref_quant quant, const ep_format_case *form, const char *path,
+                         bool is_deep)
 {
-    static const ep_wire_slot slots[SLOTS] = {{0, 0}, {2, 1}, {1, 3}, {0, 2}, {1, 1}};
-    static uint16_t x[ROWS * HIDDEN_MAX];
-    static float got[SLOTS * HIDDEN_MAX], wanted[SLOTS * HIDDEN_MAX];
+    static const ep_wire_slot few[] = {{0, 0}, {2, 1}, {1, 3}, {0, 2}, {1, 1}};
+    static const ep_wire_slot deep[] = {{0, 2}, {1, 2}, {2, 2}, {3, 2},  {4, 2},  {5, 2}, {6, 2},
+                                        {7, 2}, {8, 2}, {9, 2}, {10, 2}, {11, 2}, {12, 2}};
+    static uint16_t x[ROWS_MAX * HIDDEN_MAX];
+    static float got[SLOTS_MAX * HIDDEN_MAX], wanted[SLOTS_MAX * HIDDEN_MAX];
+    const uint32_t rows = is_deep ? ROWS_MAX : 3;
+    const uint32_t slots = is_deep ? EP_ARRAY_COUNT(deep) : EP_ARRAY_COUNT(few);
     const uint32_t hidden = form->hidden;
     ep_error error;
     cr_assert_leq(hidden, HIDDEN_MAX);
-    ep_test_fill_rows(5, EP_DTYPE_BF16, (size_t)ROWS * hidden, x);
+    ep_test_fill_rows(5, EP_DTYPE_BF16, (size_t)rows * hidden, x);
     const ep_test_forward forward = {.model = name,
                                      .layer = EP_FORMAT_LAYER,
-                                     .rows = ROWS,
-                                     .slots = SLOTS,
+                                     .rows = rows,
+                                     .slots = slots,
                                      .hidden = hidden,
                                      .x_dtype = EP_DTYPE_BF16,
                                      /* bf16 would hide what is off by an ulp of f32 */
                                      .reply_dtype = EP_DTYPE_F32,
                                      .x = x,
-                                     .wire_slots = slots};
+                                     .wire_slots = is_deep ? deep : few};
     cr_assert_eq(ep_test_forward_run(peer, &forward, got, &error), EP_OK, "%s: %s", name,
                  error.text);
     oracle_rows(path, family, quant, &forward, wanted);
     size_t i = 0;
-    while (i < (size_t)SLOTS * hidden && memcmp(&got[i], &wanted[i], sizeof(got[i])) == 0) {
+    while (i < (size_t)slots * hidden && memcmp(&got[i], &wanted[i], sizeof(got[i])) == 0) {
         i++;
     }
-    cr_expect(i == (size_t)SLOTS * hidden, "%s: slot %zu output %zu is %a, the oracle's %a", name,
+    cr_expect(i == (size_t)slots * hidden, "%s: slot %zu output %zu is %a, the oracle's %a", name,
               i / hidden, i % hidden, (double)got[i], (double)wanted[i]);
 }
 
@@ -208,6 +213,7 @@ static void expect_service(enum ref_family family, bool is_auto)
     static char paths[MODELS_MAX][PATH_BYTES];
     static char flags[MODELS_MAX][PATH_BYTES + 64];
     char numerics[64];
+    int deep_count = 0;
     const char *args[MODELS_MAX + 9] = {"--listen=tcp://127.0.0.1:0",
                                         "--admin-listen=tcp://127.0.0.1:0",
                                         "--probe-address=127.0.0.1:0", "--node-name=n1", numerics};
@@ -233,9 +239,14 @@ static void expect_service(enum ref_family family, bool is_auto)
     ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &error), error);
     for (size_t i = 0; i < ep_format_cases_count; i++) {
         const ep_format_case *form = &ep_format_cases[i];
-        expect_exact(&peer, form->name, family_of(form, family, is_auto), REF_QUANT_NONE, form,
-                     paths[i]);
+        const enum ref_family told = family_of(form, family, is_auto);
+        expect_exact(&peer, form->name, told, REF_QUANT_NONE, form, paths[i], false);
+        if (strcmp(form->name, "gguf-q4_k-fused") == 0) {
+            expect_exact(&peer, form->name, told, REF_QUANT_NONE, form, paths[i], true);
+            deep_count++;
+        }
     }
+    cr_expect_eq(deep_count, 1);
     ep_test_peer_close(&peer);
     if (family == REF_PORTABLE && !is_auto) {
         expect_shown(args + 5);
@@ -306,7 +317,8 @@ static void expect_quantised_service(enum ref_family family)
     close(manager);
     ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &error), error);
     for (size_t i = 0; i < count; i++) {
-        expect_exact(&peer, names[i], family, (enum ref_quant)(1 + i % 3), forms[i], paths[i]);
+        expect_exact(&peer, names[i], family, (enum ref_quant)(1 + i % 3), forms[i], paths[i],
+                     false);
     }
     ep_test_peer_close(&peer);
     cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
