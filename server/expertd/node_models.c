@@ -11,6 +11,8 @@
 #include "base/check.h"
 #include "base/log.h"
 
+enum { LOG_TEXT_BYTES = 320 };
+
 /* Element types of x that a request may use. */
 static const uint32_t accepted_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32, EP_DTYPE_I8,
                                            EP_DTYPE_F8E4M3};
@@ -75,50 +77,91 @@ static uint32_t formats_beside(const ep_checkpoint *checkpoint)
     return formats;
 }
 
-/* Of the first layer whose routed experts w4a8 computes; NONE: there is none. */
-static ep_weight_format rounded_format(const ep_model_info *info, ep_numerics numerics)
+/* Of the first layer whose routed experts w4a8 computes; NULL: there is none. */
+static const ep_layer_formats *rounded_formats(const ep_model_info *info, ep_numerics numerics)
 {
     for (uint32_t i = 0; i < info->moe_layers_count; i++) {
         const ep_layer_formats *formats = &info->layer_formats[i];
         if (ep_numerics_expert_family(numerics, formats->format, formats->down_format) ==
             EP_FFN_FAMILY_W4A8) {
-            return formats->format;
+            return formats;
         }
     }
-    return EP_WEIGHTS_NONE;
+    return NULL;
 }
 
-/* What was asked for by name and is not to be had is said, and what auto chose of two: no error and
- * no bit would tell. */
+/* Why experts of this format are computed in w4a8, and what for: speed against the family that auto
+ * would take else, error with and without rounded inputs. */
+static void explain_rounding(ep_weight_format format, char reason[LOG_TEXT_BYTES],
+                             char effect[LOG_TEXT_BYTES])
+{
+    static const struct {
+        ep_weight_format format;
+        const char *speed;
+        const char *error;
+    } figures[] = {
+        {EP_WEIGHTS_MXFP4,
+         "1.5 to 1.7 times as fast as bf16dp with AVX-512, a panel 1.2 times as fast as portable "
+         "with AVX2",
+         ".204 for .204"},
+        {EP_WEIGHTS_INT4,
+         "1.5 to 1.7 times as fast as bf16dp with AVX-512, a panel 1.4 times as fast as portable "
+         "with AVX2",
+         ".172 for .171"},
+        {EP_WEIGHTS_Q4_K,
+         "an estimated 1.3 times (not timed) as fast as bf16dp with AVX-512, a panel 1.5 to 1.7 "
+         "times as fast as portable with AVX2",
+         ".129 for .128"},
+    };
+    size_t i = 0;
+    while (figures[i].format != format) {
+        i++;
+        EP_ASSERT(i < EP_ARRAY_COUNT(figures));
+    }
+    snprintf(reason, LOG_TEXT_BYTES,
+             "auto takes w4a8 where gate, up and down all are MXFP4, int4 g32 or q4_K: from 64 "
+             "rows on %s",
+             figures[i].speed);
+    snprintf(effect, LOG_TEXT_BYTES,
+             "inputs of such experts are rounded to int8: against the unrounded weights an error "
+             "of %s; numerics: %s does not",
+             figures[i].error,
+             ep_ffn_family_name(ep_numerics_family(EP_NUMERICS_AUTO_WIDE, format)));
+}
+
+/* What was asked for by name and is not to be had is said, what auto chose of two, and an id that
+ * begins with w4a8 where no expert is in it: no error and no bit would tell. */
 static void log_family(const ep_node_model *model, ep_numerics numerics)
 {
-    const ep_weight_format rounded = rounded_format(model->info, numerics);
+    const ep_model_info *info = model->info;
     const bool is_auto = numerics == EP_NUMERICS_AUTO;
-    const bool lacks = numerics == EP_NUMERICS_W4A8 && rounded == EP_WEIGHTS_NONE;
-    const ep_weight_format format = lacks ? model->info->format : rounded;
-    const char *reason =
-        lacks ? "numerics w4a8 is for MXFP4, int4 g32 and q4_K"
-        : model->info->wide_inputs
-            ? "the checkpoint names activations of 16 bits"
-            : "auto takes w4a8 for 4-bit weights: from 64 rows on 1.5 to 1.7 times "
-              "as fast as bf16dp with AVX-512, 1.2 to 1.7 times as fast as "
-              "portable with AVX2";
-    const char *effect = lacks ? "the model's experts are computed as with bf16dp"
-                         : model->info->wide_inputs
-                             ? "inputs are not rounded to int8; numerics: w4a8 does"
-                         : format == EP_WEIGHTS_MXFP4
-                             ? "inputs are rounded to int8: against the unrounded weights an "
-                               "error of .204 for .204; numerics: bf16dp does not"
-                         : format == EP_WEIGHTS_Q4_K
-                             ? "inputs are rounded to int8: against the unrounded weights an "
-                               "error of .124 for .124; numerics: bf16dp does not"
-                             : "inputs are rounded to int8: against the unrounded weights an "
-                               "error of .172 for .171; numerics: bf16dp does not";
-    if (lacks || (is_auto && rounded != EP_WEIGHTS_NONE)) {
-        ep_log(lacks ? EP_LOG_WARN : EP_LOG_INFO, "numerics", EP_KV(model, model->config->name),
-               EP_KV(weight_format, ep_weight_format_name(format)),
-               EP_KV(numerics, model->numerics), EP_KV(reason, reason), EP_KV(effect, effect));
+    const ep_layer_formats *rounded = rounded_formats(info, numerics);
+    const ep_layer_formats *formats = rounded != NULL ? rounded : &info->layer_formats[0];
+    const bool is_in_id = is_auto && !info->wide_inputs &&
+                          ep_numerics_family(numerics, info->format) == EP_FFN_FAMILY_W4A8;
+    const bool lacks = rounded == NULL && (numerics == EP_NUMERICS_W4A8 || is_in_id);
+    const bool is_mixed = formats->down_format != formats->format;
+    char reason[LOG_TEXT_BYTES], effect[LOG_TEXT_BYTES];
+    if (!lacks && !(is_auto && rounded != NULL)) {
+        return;
     }
+    if (lacks) {
+        const ep_ffn_family other = ep_numerics_family(EP_NUMERICS_AUTO_WIDE, formats->format);
+        snprintf(reason, sizeof(reason),
+                 "w4a8 is for experts of which both gate/up and down are MXFP4, int4 g32 or q4_K");
+        snprintf(effect, sizeof(effect), "the model's experts are computed as with %s",
+                 is_auto ? ep_ffn_family_name(other) : "bf16dp");
+    } else if (info->wide_inputs) {
+        snprintf(reason, sizeof(reason), "the checkpoint names activations of 16 bits");
+        snprintf(effect, sizeof(effect), "inputs are not rounded to int8; numerics: w4a8 does");
+    } else {
+        explain_rounding(formats->format, reason, effect);
+    }
+    ep_log(lacks && !is_auto ? EP_LOG_WARN : EP_LOG_INFO, "numerics",
+           EP_KV(model, model->config->name),
+           EP_KV(weight_format, ep_weight_format_name(formats->format)),
+           EP_KV(down_format, is_mixed ? ep_weight_format_name(formats->down_format) : NULL),
+           EP_KV(numerics, model->numerics), EP_KV(reason, reason), EP_KV(effect, effect));
 }
 
 /* Rows of one expert may be computed on any device, so all must compute the same bits. */

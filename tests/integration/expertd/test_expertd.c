@@ -20,6 +20,7 @@
 #include "base/random.h"
 #include "support/checkpoint_fixture.h"
 #include "support/expect.h"
+#include "support/format_fixture.h"
 #include "support/forward_call.h"
 #include "support/process.h"
 
@@ -446,19 +447,45 @@ Test(expertd, a_cache_directory_that_cannot_be_used_is_said_by_the_check)
     }
 }
 
-static void expect_w4a8_warning(const char *flag, bool is_warned)
+/* A case of the fixture's formats, and the flag that names its file. */
+static void make_formats(const char *name, const char *file, char out_flag[PATH_BYTES + 32])
 {
-    start(flag, "--numerics=w4a8", NULL, NULL, NULL);
+    ep_error error;
+    char path[PATH_BYTES];
+    const ep_format_case *form = ep_format_cases;
+    while (strcmp(form->name, name) != 0) {
+        form++;
+        cr_assert_lt(form, ep_format_cases + ep_format_cases_count, "no case %s", name);
+    }
+    ep_format_model *model = ep_format_model_make(form, 11);
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    cr_assert_eq(mkdir(path, 0700), 0);
+    ASSERT_OK(ep_format_model_write(model, path, &error), error);
+    ep_format_model_free(model);
+    snprintf(out_flag, PATH_BYTES + 32, "--model=demo=%s%s", path, file);
+}
+
+/* Whether a start with these numerics has a line about them at this level of the log, with all
+ * parts, each NULL or a text; parts NULL: none. */
+static void expect_family_line(const char *flag, const char *numerics, const char *level,
+                               const char *const parts[4])
+{
+    char numerics_flag[64], start_of_line[64];
+    snprintf(numerics_flag, sizeof(numerics_flag), "--numerics=%s", numerics);
+    snprintf(start_of_line, sizeof(start_of_line), "level=%s event=numerics model=demo ", level);
+    start(flag, numerics_flag, NULL, NULL, NULL);
     await_notice("READY=1");
     stop_cleanly();
     char *output = ep_test_process_output(&node);
-    const char *line = strstr(output, "level=warn event=numerics ");
-    cr_expect_eq(line != NULL, is_warned, "%s", output);
-    if (is_warned) {
-        const char *parts[] = {"event=numerics model=demo weight_format=bf16 numerics=bf16dp/bf16/",
-                               "effect=\"the model's experts are computed as with bf16dp\""};
-        for (size_t i = 0; i < EP_ARRAY_COUNT(parts); i++) {
-            cr_expect(strstr(output, parts[i]) != NULL, "no '%s' in:\n%s", parts[i], output);
+    char *line = strstr(output, " event=numerics ");
+    cr_expect_eq(line != NULL, parts != NULL, "%s:\n%s", numerics, output);
+    line = strstr(output, start_of_line);
+    cr_expect_eq(line != NULL, parts != NULL, "%s:\n%s", numerics, output);
+    if (line != NULL && parts != NULL) {
+        line[strcspn(line, "\n")] = 0;
+        for (size_t i = 0; i < 4; i++) {
+            cr_expect(parts[i] == NULL || strstr(line, parts[i]) != NULL, "%s: no '%s' in: %s",
+                      numerics, parts[i], line);
         }
     }
     free(output);
@@ -466,69 +493,60 @@ static void expect_w4a8_warning(const char *flag, bool is_warned)
     node.pid_fd = -1;
 }
 
+#define NONE_ROUNDED "both gate/up and down are MXFP4, int4 g32 or q4_K"
+
 Test(expertd, a_numerics_family_that_has_none_of_a_models_experts_is_said)
 {
+    static const char *const plain[4] = {
+        "weight_format=bf16 numerics=bf16dp/bf16/", NONE_ROUNDED,
+        "effect=\"the model's experts are computed as with bf16dp\""};
+    static const char *const mixed[4] = {
+        "weight_format=q4_k down_format=q6_k numerics=w4a8/q4_k/", NONE_ROUNDED,
+        "effect=\"the model's experts are computed as with bf16dp\""};
     ep_fixture_config config = ep_fixture_default();
     char path[PATH_BYTES], flag[PATH_BYTES + 32];
     config.expert_format = EP_WEIGHTS_MXFP4;
     config.inner = 32;
     make_model("narrow", &config, path);
     snprintf(flag, sizeof(flag), "--model=demo=%s", path);
-    expect_w4a8_warning(model_flag, true);
-    expect_w4a8_warning(flag, false);
+    expect_family_line(model_flag, "w4a8", "warn", plain);
+    expect_family_line(flag, "w4a8", "warn", NULL);
+    make_formats("gguf-q4_k-q6_k", "/model.gguf", flag);
+    expect_family_line(flag, "w4a8", "warn", mixed);
 }
 
-/* What a start with this level of the CPU says of a 4-bit model; NULL: nothing. */
-static void expect_auto_line(const char *flag, const char *level, const char *numerics,
-                             const char *effect)
+/* What a start with this level of the CPU says of 4-bit models. takes: auto takes w4a8 there. */
+static void expect_auto_lines(const char *level, bool takes, const char *int4_flag,
+                              const char *q4_k_flag, const char *mixed_flag)
 {
+    char kept[64], as_with[64];
+    const char *const int4[4] = {"weight_format=int4-g32 numerics=w4a8/int4-g32/",
+                                 "where gate, up and down all are", "an error of .172 for .171",
+                                 kept};
+    const char *const q4_k[4] = {"weight_format=q4_k numerics=w4a8/q4_k/",
+                                 "(not timed) as fast as bf16dp", "an error of .129 for .128",
+                                 kept};
+    const char *const mixed[4] = {"weight_format=q4_k down_format=q6_k numerics=w4a8/q4_k/",
+                                  NONE_ROUNDED, as_with};
     setenv(EP_CPU_FEATURES_VARIABLE, level, 1);
-    start(flag, "--numerics=auto", NULL, NULL, NULL);
-    await_notice("READY=1");
-    stop_cleanly();
-    char *output = ep_test_process_output(&node);
-    const char *line =
-        strstr(output, "level=info event=numerics model=demo weight_format=int4-g32 ");
-    cr_expect_eq(line != NULL, effect != NULL, "%s:\n%s", level, output);
-    if (line != NULL && effect != NULL) {
-        cr_expect(strstr(line, numerics) != NULL && strstr(line, effect) != NULL, "%s:\n%s", level,
-                  output);
-    }
-    free(output);
-    ep_test_process_destroy(&node);
-    node.pid_fd = -1;
+    /* what it took before w4a8 */
+    const char *family = strcmp(level, "avx512bf16") == 0 ? "bf16dp" : "portable";
+    snprintf(kept, sizeof(kept), "; numerics: %s does not\"", family);
+    snprintf(as_with, sizeof(as_with), "effect=\"the model's experts are computed as with %s\"",
+             family);
+    expect_family_line(int4_flag, "auto", "info", takes ? int4 : NULL);
+    expect_family_line(q4_k_flag, "auto", "info", takes ? q4_k : NULL);
+    expect_family_line(mixed_flag, "auto", "info", takes ? mixed : NULL);
 }
 
-static bool has_level(const char *level)
-{
-    ep_error error;
-    setenv(EP_CPU_FEATURES_VARIABLE, level, 1);
-    return ep_cpu_features_check(&error) == EP_OK;
-}
-
-Test(expertd, what_auto_chose_for_4_bits_is_said_with_both_figures)
+/* A group of a name that tells of 16-bit inputs, added to a model's configuration. */
+static void name_16_bits(const char *path)
 {
     static const char group[] = ",\"quantization_config\":{\"quant_method\":\"compressed-tensors\","
                                 "\"config_groups\":{\"W4A16\":{\"weights\":{\"num_bits\":4,"
                                 "\"group_size\":32}}}}}";
-    ep_fixture_config config = ep_fixture_default();
-    char path[PATH_BYTES], file[PATH_BYTES + 32], flag[PATH_BYTES + 32];
-    config.expert_format = EP_WEIGHTS_INT4;
-    config.inner = 32;
-    make_model("narrow", &config, path);
-    snprintf(flag, sizeof(flag), "--model=demo=%s", path);
+    char file[PATH_BYTES + 32];
     snprintf(file, sizeof(file), "%s/config.json", path);
-    expect_auto_line(flag, "portable", NULL, NULL);
-    if (has_level("avx2")) {
-        expect_auto_line(flag, "avx2", "numerics=w4a8/int4-g32/",
-                         "1.2 to 1.7 times as fast as portable");
-    }
-    if (!has_level("avx512vnni")) {
-        cr_skip_test("this CPU has no AVX-512 VNNI");
-    }
-    expect_auto_line(flag, "avx512vnni", "numerics=w4a8/int4-g32/", "an error of .172 for .171");
-    expect_auto_line(flag, "avx512vnni", "numerics=w4a8/int4-g32/",
-                     "1.5 to 1.7 times as fast as bf16dp");
     char *text = ep_test_read_file(file);
     char *end = strrchr(text, '}');
     char *named = NULL;
@@ -536,8 +554,40 @@ Test(expertd, what_auto_chose_for_4_bits_is_said_with_both_figures)
     cr_assert(ep_test_write_file(file, named, 0600));
     free(named);
     free(text);
-    expect_auto_line(flag, "avx512vnni", "numerics=portable/int4-g32/",
-                     "inputs are not rounded to int8");
+}
+
+Test(expertd, what_auto_chose_for_4_bits_is_said_with_both_figures)
+{
+    static const struct {
+        const char *name;
+        bool takes;
+    } levels[] = {{"portable", false},
+                  {"avx2", true},
+                  {"avx512f", false},
+                  {"avx512vnni", true},
+                  {"avx512bf16", true}};
+    static const char *const wide[4] = {"/int4-g32/", "activations of 16 bits",
+                                        "inputs are not rounded to int8"};
+    ep_fixture_config config = ep_fixture_default();
+    char path[PATH_BYTES], flag[PATH_BYTES + 32], q4_k[PATH_BYTES + 32], mixed[PATH_BYTES + 32];
+    size_t highest = 0;
+    config.expert_format = EP_WEIGHTS_INT4;
+    config.inner = 32;
+    make_model("narrow", &config, path);
+    snprintf(flag, sizeof(flag), "--model=demo=%s", path);
+    make_formats("gguf-q4_k-fused", "", q4_k);
+    make_formats("gguf-q4_k-q6_k", "/model.gguf", mixed);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(levels); i++) {
+        ep_error error;
+        setenv(EP_CPU_FEATURES_VARIABLE, levels[i].name, 1);
+        if (ep_cpu_features_check(&error) == EP_OK) {
+            expect_auto_lines(levels[i].name, levels[i].takes, flag, q4_k, mixed);
+            highest = i;
+        }
+    }
+    setenv(EP_CPU_FEATURES_VARIABLE, levels[highest].name, 1);
+    name_16_bits(path);
+    expect_family_line(flag, "auto", "info", levels[highest].takes ? wide : NULL);
 }
 
 Test(expertd, a_taken_port_is_named)
