@@ -186,12 +186,15 @@ static ep_err check_vendor_hierarchy(const ep_group_call *call, ep_error *out_er
     return present("expert_scales", call->has_expert_scales, "comm_alg hierarchy", out_error);
 }
 
-static bool is_one_of(int64_t value, const int64_t *values, size_t count)
+static ep_err world_among(const ep_group_call *call, const int64_t *sizes, size_t count,
+                          const char *says, ep_error *out_error)
 {
-    while (count > 0 && values[count - 1] != value) {
-        count--;
+    for (size_t i = 0; i < count; i++) {
+        if (call->world_size == sizes[i]) {
+            return EP_OK;
+        }
     }
-    return count > 0;
+    return BAD("ep_world_size is %" PRId64 ": allowed %s", call->world_size, says);
 }
 
 /* ---- with expand_idx: what the operators without _v2 allow less than those with ---- */
@@ -200,13 +203,12 @@ static ep_err check_index_world(const ep_group_call *call, ep_error *out_error)
 {
     static const int64_t a2[] = {16, 32, 64};
     static const int64_t a3[] = {8, 16, 32, 64, 128, 144, 256, 288};
-    bool is_a2 = call->profile == EP_GROUP_A2;
-    return (is_a2 ? is_one_of(call->world_size, a2, EP_ARRAY_COUNT(a2))
-                  : is_one_of(call->world_size, a3, EP_ARRAY_COUNT(a3)))
-               ? EP_OK
-               : BAD("ep_world_size is %" PRId64 ": allowed %s, with expand_idx)", call->world_size,
-                     is_a2 ? "16, 32, 64 (profile a2"
-                           : "8, 16, 32, 64, 128, 144, 256, 288 (profile a3");
+    return call->profile == EP_GROUP_A2
+               ? world_among(call, a2, EP_ARRAY_COUNT(a2),
+                             "16, 32, 64 (profile a2, with expand_idx)", out_error)
+               : world_among(call, a3, EP_ARRAY_COUNT(a3),
+                             "8, 16, 32, 64, 128, 144, 256, 288 (profile a3, with expand_idx)",
+                             out_error);
 }
 
 static ep_err check_index_a3(const ep_group_call *call, ep_error *out_error)
@@ -262,12 +264,11 @@ static ep_err check_a2_world(const ep_group_call *call, bool hierarchy, ep_error
 {
     static const int64_t meshed[] = {2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 192, 256, 384};
     static const int64_t by_server[] = {16, 32, 64};
-    return (hierarchy ? is_one_of(call->world_size, by_server, EP_ARRAY_COUNT(by_server))
-                      : is_one_of(call->world_size, meshed, EP_ARRAY_COUNT(meshed)))
-               ? EP_OK
-               : BAD("ep_world_size is %" PRId64 ": allowed %s (profile a2)", call->world_size,
-                     hierarchy ? "16, 32, 64 (2, 4, 8 servers; comm_alg hierarchy)"
-                               : "2..8, 16, 32, 64, 128, 192, 256, 384");
+    return hierarchy ? world_among(call, by_server, EP_ARRAY_COUNT(by_server),
+                                   "16, 32, 64 (2, 4, 8 servers; comm_alg hierarchy) (profile a2)",
+                                   out_error)
+                     : world_among(call, meshed, EP_ARRAY_COUNT(meshed),
+                                   "2..8, 16, 32, 64, 128, 192, 256, 384 (profile a2)", out_error);
 }
 
 static ep_err check_a2(const ep_group_call *call, ep_error *out_error)
