@@ -104,29 +104,67 @@ static void write_plain(const panel_rows *panel, uint8_t *to)
     }
 }
 
-/* Columns first..first + n - 1 of 4-bit codes, where all are codes of zero. */
-static void write_nibbles(const panel_rows *panel, uint32_t first, uint32_t n, uint8_t *to)
+enum { GROUP_MOST = 128 }; /* columns */
+
+/* The bytes of columns first..first + n - 1 of each row's codes; columns that are missing have the
+ * code of zero. */
+static void take_group(const panel_rows *panel, uint32_t first, uint32_t n, uint8_t zero,
+                       uint8_t codes[EP_FFN_PANEL][GROUP_MOST])
 {
+    const size_t each = ep_weight_codes_are_nibbles(ep_weight_format_codes(panel->format)) ? 2 : 1;
+    const size_t bytes = ep_weight_group_columns(panel->format) / each;
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-        const uint8_t *row = panel->rows[o];
-        for (uint32_t k = 0; row != NULL && k < n; k++) {
-            const uint32_t code =
-                ((uint32_t)row[(first + k) / 2] >> (4 * ((first + k) & 1u))) & 15u;
-            const size_t slot = ep_ffn_code_slot(panel->family, panel->format, k, o);
-            const uint32_t shift = 4 * (slot & 1u);
-            to[slot / 2] = (uint8_t)((to[slot / 2] & ~(15u << shift)) | code << shift);
+        const size_t there = panel->rows[o] == NULL ? 0 : (n + each - 1) / each;
+        if (there != 0) {
+            memcpy(codes[o], panel->rows[o] + first / each, there);
+        }
+        memset(codes[o] + there, zero, bytes - there);
+        if (there * each > n) {
+            codes[o][there - 1] = (codes[o][there - 1] & 0x0fu) | (zero & 0xf0u);
         }
     }
 }
 
-static void write_bytes(const panel_rows *panel, uint32_t first, uint32_t n, uint8_t *to)
+/* Eight 4-bit codes of a row to the four bytes of w4a8: code j below code j + 4. */
+static uint32_t fold_codes(uint32_t codes)
 {
-    for (uint32_t k = 0; k < n; k++) {
+    uint32_t below = codes & 0xffffu;
+    uint32_t above = codes >> 16;
+    below = (below | below << 8) & 0x00ff00ffu;
+    above = (above | above << 8) & 0x00ff00ffu;
+    below = (below | below << 4) & 0x0f0f0f0fu;
+    above = (above | above << 4) & 0x0f0f0f0fu;
+    return below | above << 4;
+}
+
+/* To the places of ep_ffn_code_slot, a byte's two codes at once. */
+static void write_nibbles(ep_ffn_family family, uint8_t codes[EP_FFN_PANEL][GROUP_MOST],
+                          uint32_t group, uint8_t *to)
+{
+    for (uint32_t k = 0; family == EP_FFN_FAMILY_W4A8 && k < group; k += 8) {
+        for (uint32_t o = 0; o < EP_FFN_PANEL; o++, to += 4) {
+            uint32_t word;
+            memcpy(&word, codes[o] + k / 2, sizeof(word));
+            word = fold_codes(word);
+            memcpy(to, &word, sizeof(word));
+        }
+    }
+    for (uint32_t b = 0; family != EP_FFN_FAMILY_W4A8 && b < group / 2; b++) {
+        for (uint32_t o = 0; o < 16; o++, to += 4) {
+            to[0] = (uint8_t)((codes[o][b] & 15u) | codes[o + 16][b] << 4);
+            to[1] = (uint8_t)((codes[o + 32][b] & 15u) | codes[o + 48][b] << 4);
+            to[2] = (uint8_t)(codes[o][b] >> 4 | (codes[o + 16][b] & 0xf0u));
+            to[3] = (uint8_t)(codes[o + 32][b] >> 4 | (codes[o + 48][b] & 0xf0u));
+        }
+    }
+}
+
+static void write_bytes(const panel_rows *panel, uint8_t codes[EP_FFN_PANEL][GROUP_MOST],
+                        uint32_t group, uint8_t *to)
+{
+    for (uint32_t k = 0; k < group; k++) {
         for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-            if (panel->rows[o] != NULL) {
-                to[ep_ffn_code_slot(panel->family, panel->format, k, o)] =
-                    panel->rows[o][first + k];
-            }
+            to[ep_ffn_code_slot(panel->family, panel->format, k, o)] = codes[o][k];
         }
     }
 }
@@ -196,22 +234,22 @@ static void write_factors(const panel_rows *panel, size_t block, uint8_t *to)
 
 static void write_groups(const panel_rows *panel, uint8_t *to)
 {
-    const ep_weight_codes codes = ep_weight_format_codes(panel->format);
-    const bool nibbles = ep_weight_codes_are_nibbles(codes);
+    const ep_weight_codes kind = ep_weight_format_codes(panel->format);
+    const bool nibbles = ep_weight_codes_are_nibbles(kind);
+    const uint8_t zero = kind == EP_CODES_INT4 ? 0x88 : 0;
     const uint32_t group = ep_weight_group_columns(panel->format);
+    uint8_t codes[EP_FFN_PANEL][GROUP_MOST];
     const size_t bytes = ep_ffn_group_bytes(panel->format);
     const size_t code_bytes = ep_ffn_group_code_bytes(panel->format);
     for (uint32_t k = 0; k < panel->columns; k += group, to += bytes) {
         const uint32_t n = panel->columns - k < group ? panel->columns - k : group;
-        memset(to, 0, bytes);
-        if (codes == EP_CODES_INT4) {
-            memset(to, 0x88, code_bytes); /* zero; a pair's missing member must be one */
-        }
+        take_group(panel, k, n, zero, codes);
         if (nibbles) {
-            write_nibbles(panel, k, n, to);
+            write_nibbles(panel->family, codes, group, to);
         } else {
-            write_bytes(panel, k, n, to);
+            write_bytes(panel, codes, group, to);
         }
+        memset(to + code_bytes, 0, bytes - code_bytes);
         write_scales(panel, k / group, to + code_bytes);
     }
     const size_t factors = ep_ffn_block_factors(panel->format);

@@ -60,12 +60,6 @@ ep_err ep_weight_check_blocks(const ep_plan_matrix *m, const ep_plan_run *run, c
     return EP_OK;
 }
 
-static void put_nibble(uint8_t *row, size_t k, uint32_t code)
-{
-    uint8_t *at = row + k / 2;
-    *at = (uint8_t)(k % 2 == 0 ? (*at & 0xf0u) | code : (*at & 0x0fu) | code << 4);
-}
-
 /* Part j of eight, and its minimum, of 6 bits each. */
 static uint8_t part_of(const uint8_t *packed, size_t j)
 {
@@ -79,33 +73,69 @@ static uint8_t minimum_of(const uint8_t *packed, size_t j)
                            : (uint32_t)(packed[j + 4] >> 4) | (uint32_t)(packed[j] >> 6) << 4);
 }
 
-/* Code k of a block, as the format keeps it. */
-static uint32_t code_of(ep_block_type type, const uint8_t *block, size_t k)
+/* count bytes: their lower halves, then their upper ones. */
+static void take_halves(const uint8_t *from, size_t count, uint8_t *codes)
 {
-    const uint32_t half = 4 * (k / 16 & 1u); /* of the small ones */
-    const uint32_t big_half = 4 * (k / 32 & 1u);
-    uint32_t code;
+    for (size_t j = 0; j < count; j++) {
+        codes[j] = from[j] & 15u;
+        codes[count + j] = from[j] >> 4;
+    }
+}
+
+/* The codes of a block, as the format keeps them, a byte each. */
+static void take_codes(ep_block_type type, const uint8_t *block, uint8_t *codes)
+{
     uint32_t bits;
     switch (type) {
     case EP_BLOCK_Q4_0:
-        return block[2 + k % 16] >> half & 15u;
+        take_halves(block + 2, 16, codes);
+        return;
     case EP_BLOCK_MXFP4:
-        return block[1 + k % 16] >> half & 15u;
+        take_halves(block + 1, 16, codes);
+        return;
     case EP_BLOCK_Q5_0:
+        take_halves(block + 6, 16, codes);
         memcpy(&bits, block + 2, sizeof(bits));
-        code = (block[6 + k % 16] >> half & 15u) | (bits >> k & 1u) << 4;
-        return (code - 16u) & 0xffu;
+        for (size_t k = 0; k < 32; k++) {
+            codes[k] = (uint8_t)((codes[k] | (bits >> k & 1u) << 4) - 16u);
+        }
+        return;
     case EP_BLOCK_Q8_0:
-        return block[2 + k];
+        memcpy(codes, block + 2, 32);
+        return;
     case EP_BLOCK_Q4_K:
-        return block[16 + k / 64 * 32 + k % 32] >> big_half & 15u;
+        for (size_t part = 0; part < 4; part++) {
+            take_halves(block + 16 + 32 * part, 32, codes + 64 * part);
+        }
+        return;
     case EP_BLOCK_Q5_K:
-        return (block[48 + k / 64 * 32 + k % 32] >> big_half & 15u) |
-               (uint32_t)(block[16 + k % 32] >> k / 32 & 1u) << 4;
+        for (size_t part = 0; part < 4; part++) {
+            take_halves(block + 48 + 32 * part, 32, codes + 64 * part);
+        }
+        for (size_t k = 0; k < 256; k++) {
+            codes[k] |= (uint8_t)((block[16 + k % 32] >> k / 32 & 1) << 4);
+        }
+        return;
     default: /* Q6_K: two halves of 128 columns, of each four times 32 */
-        code = block[k / 128 * 64 + k % 64] >> (4 * (k / 64 & 1u)) & 15u;
-        code |= (uint32_t)(block[128 + k / 128 * 32 + k % 32] >> (2 * (k / 32 & 3u)) & 3u) << 4;
-        return (code - 32u) & 0xffu;
+        take_halves(block, 64, codes);
+        take_halves(block + 64, 64, codes + 128);
+        for (size_t k = 0; k < 256; k++) {
+            const uint32_t upper = block[128 + k / 128 * 32 + k % 32] >> (2 * (k / 32 & 3u)) & 3u;
+            codes[k] = (uint8_t)((codes[k] | upper << 4) - 32u);
+        }
+    }
+}
+
+/* 4-bit codes, a multiple of eight, two to a byte. */
+static void pair_codes(const uint8_t *codes, size_t count, uint8_t *to)
+{
+    for (size_t k = 0; k < count; k += 8) {
+        uint64_t eight;
+        memcpy(&eight, codes + k, sizeof(eight));
+        eight = (eight | eight >> 4) & 0x00ff00ff00ff00ffu;
+        eight = (eight | eight >> 8) & 0x0000ffff0000ffffu;
+        eight |= eight >> 16;
+        memcpy(to + k / 2, &eight, 4);
     }
 }
 
@@ -114,9 +144,6 @@ static void unpack_block_scales(const ep_plan_matrix *m, const uint8_t *block, s
 {
     const ep_block_type type = m->container.block;
     const block_shape *shape = &shapes[type];
-    const ep_scale_arrays arrays = ep_weight_scale_arrays(m->container.format, m->rows, m->columns);
-    uint8_t *offsets = scales + arrays.scales;
-    uint8_t *factors = offsets + arrays.offsets;
     if (type == EP_BLOCK_MXFP4) {
         scales[group] = block[0];
         return;
@@ -125,6 +152,9 @@ static void unpack_block_scales(const ep_plan_matrix *m, const uint8_t *block, s
         memcpy(scales + 2 * group, block, 2);
         return;
     }
+    const ep_scale_arrays arrays = ep_weight_scale_arrays(m->container.format, m->rows, m->columns);
+    uint8_t *offsets = scales + arrays.scales;
+    uint8_t *factors = offsets + arrays.offsets;
     for (size_t j = 0; type != EP_BLOCK_Q6_K && j < 8; j++) {
         scales[group + j] = part_of(block + 4, j);
         offsets[group + j] = minimum_of(block + 4, j);
@@ -149,17 +179,16 @@ void ep_weight_unpack_blocks(const ep_plan_matrix *m, const uint8_t *from, uint8
     const size_t row_bytes = ep_weight_row_bytes(format, m->columns);
     const size_t blocks = m->columns / shape->columns;
     const size_t groups = shape->columns / ep_weight_group_columns(format);
+    uint8_t codes[EP_SCALE_BLOCK]; /* the most columns of a block */
     for (size_t n = 0; n < m->rows; n++) {
         const uint8_t *block = from + (m->first + n * m->step) * blocks * shape->bytes;
         uint8_t *row = values + n * row_bytes;
         for (size_t b = 0; b < blocks; b++, block += shape->bytes) {
-            for (size_t k = 0; k < shape->columns; k++) {
-                const uint32_t code = code_of(m->container.block, block, k);
-                if (is_nibbles) {
-                    put_nibble(row, b * shape->columns + k, code);
-                } else {
-                    row[b * shape->columns + k] = (uint8_t)code;
-                }
+            take_codes(m->container.block, block, codes);
+            if (is_nibbles) {
+                pair_codes(codes, shape->columns, row + b * shape->columns / 2);
+            } else {
+                memcpy(row + b * shape->columns, codes, shape->columns);
             }
             unpack_block_scales(m, block, (n * blocks + b) * groups, n * blocks + b, scales);
         }
