@@ -239,7 +239,8 @@ static void put_nibble(void *codes, size_t at, unsigned code)
 static void fill_units(ep_weight_format format, uint32_t rows, uint32_t columns, uint8_t *to)
 {
     const ep_scale_arrays arrays = ep_weight_scale_arrays(format, rows, columns);
-    const uint16_t one = ep_f32_to_bf16(1.0f);
+    const bool is_f16 = ep_weight_format_scales(format) == EP_SCALES_F16;
+    const uint16_t one = is_f16 ? ep_f32_to_f16(1.0f) : ep_f32_to_bf16(1.0f);
     const float wide_one = 1.0f;
     uint8_t *factors = to + arrays.scales + arrays.offsets;
     if (format == EP_WEIGHTS_Q4_K) {

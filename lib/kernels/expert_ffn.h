@@ -45,7 +45,7 @@ typedef enum ep_ffn_family {
     EP_FFN_FAMILY_PORTABLE, /* this header */
     EP_FFN_FAMILY_BF16DP,   /* bf16 weights and formats with groups: kernels/bf16dp.h */
     EP_FFN_FAMILY_BF16ODD,  /* bf16 weights only: kernels/bf16odd.h */
-    EP_FFN_FAMILY_W4A8,     /* mxfp4, int4 and q4_k: kernels/ffn_w4a8.h */
+    EP_FFN_FAMILY_W4A8,     /* 4-bit codes, groups of 32: kernels/ffn_w4a8.h */
 } ep_ffn_family;
 #define EP_FFN_FAMILIES 4
 
@@ -72,7 +72,8 @@ static inline bool ep_ffn_family_has(ep_ffn_family family, ep_weight_format form
     case EP_FFN_FAMILY_BF16DP:
         return format == EP_WEIGHTS_BF16 || ep_weight_format_has_groups(format);
     case EP_FFN_FAMILY_W4A8:
-        return format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4 || format == EP_WEIGHTS_Q4_K;
+        return format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4 ||
+               format == EP_WEIGHTS_INT4_F16 || format == EP_WEIGHTS_Q4_K;
     default:
         return format == EP_WEIGHTS_BF16;
     }

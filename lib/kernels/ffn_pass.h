@@ -19,7 +19,7 @@
 
 #define EP_FFN_ALIGN 64
 /* names what ep_ffn_pack writes; another name whenever a byte of it moves */
-#define EP_FFN_PACKED_LAYOUT "panel64-7"
+#define EP_FFN_PACKED_LAYOUT "panel64-8"
 /* more rows read the weights again: by then arithmetic is the limit */
 #define EP_FFN_PASS_ROWS 256
 #define EP_FFN_TILE_BYTES                                                                          \

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Numerics family `w4a8`, for mxfp4, int4 and q4_k: inputs rounded to int8 per group of 32 columns,
- * exact integer sums. The same shapes and the same calls as family `portable` (expert_ffn.h); what
- * differs:
+ * Numerics family `w4a8`, for mxfp4, int4-g32, int4-g32-f16 and q4_k: inputs rounded to int8 per
+ * group of 32 columns, exact integer sums. The same shapes and the same calls as family `portable`
+ * (expert_ffn.h); what differs:
  *   x       is widened, scaled and weighted in f32 as in `portable`. Each group of 32 columns of a
  *           row, the last may be short, then becomes int8: s = max |x| / 127, rounded; q = x / s,
  *           rounded, then to the nearest integer, ties to even, within +-127; s = 0: all q are 0. A
@@ -56,8 +56,9 @@ static inline int8_t ep_ffn_w4a8_integer(ep_weight_format format, uint32_t code)
 /* Scale of output o of a panel's group. scales: behind its codes. Of formats without offsets. */
 static inline float ep_ffn_w4a8_scale(ep_weight_format format, const uint8_t *scales, uint32_t o)
 {
-    return format == EP_WEIGHTS_MXFP4 ? ep_ffn_w4a8_e8m0(scales[o])
-                                      : ep_ffn_read_float(scales, EP_DTYPE_BF16, o);
+    return format == EP_WEIGHTS_MXFP4
+               ? ep_ffn_w4a8_e8m0(scales[o])
+               : ep_ffn_read_scale(ep_weight_format_scales(format), scales, o);
 }
 
 /* The end of a group. */

@@ -3,9 +3,9 @@
  * Weight formats through the cpu backend: each against bf16 in the same moment, and against what
  * the machine allows it. Between two passes over bf16 experts come the format's own: limit, pass,
  * pass, limit (ffn_meter.h). Bars: w8a8 within 0.55 of bf16's time up to M = 4 and at 90 % of its
- * limit; mxfp4, int4 and q4_k within 0.35 up to M = 4 and no slower from M = 64 on, in each
- * numerics family that has them, and in the best of them; the others are shown. Beside w8a8:
- * oneDNN's products of bytes.
+ * limit; those of w4a8 within 0.35 up to M = 4 and no slower from M = 64 on, in each numerics
+ * family that has them, and in the best of them; the others are shown. Beside w8a8: oneDNN's
+ * products of bytes.
  *
  *     bench_formats [JSON] [shape=2048x768] [m=1,4] [format=w8a8] [family=auto-wide,w4a8]
  *                   [seconds=0.3] [threads=N] [rivals=no]            (ffn_options.h)
@@ -27,9 +27,8 @@ typedef struct {
 } format_bars;
 
 static const format_bars all_bars[] = {
-    {EP_WEIGHTS_W8A8, 0.55, NAN, 0.90},
-    {EP_WEIGHTS_MXFP4, 0.35, 1.00, NAN},
-    {EP_WEIGHTS_INT4, 0.35, 1.00, NAN},
+    {EP_WEIGHTS_W8A8, 0.55, NAN, 0.90}, {EP_WEIGHTS_MXFP4, 0.35, 1.00, NAN},
+    {EP_WEIGHTS_INT4, 0.35, 1.00, NAN}, {EP_WEIGHTS_INT4_F16, 0.35, 1.00, NAN},
     {EP_WEIGHTS_Q4_K, 0.35, 1.00, NAN},
 };
 

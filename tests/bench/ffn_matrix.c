@@ -19,10 +19,10 @@ float ffn_matrix_draw(uint64_t a, uint64_t b, uint64_t c)
 /* The greatest magnitude of a format's codes. */
 static float code_max(ep_weight_format format)
 {
+    const bool is_nibbles = ep_weight_codes_are_nibbles(ep_weight_format_codes(format));
     return format == EP_WEIGHTS_MXFP4  ? 6.0f
-           : format == EP_WEIGHTS_INT4 ? 7.0f
-           : format == EP_WEIGHTS_Q4_K ? 7.0f /* beside a minimum of 8 */
            : format == EP_WEIGHTS_W8A8 ? 127.0f
+           : is_nibbles                ? 7.0f /* of q4_k beside a minimum of 8 */
                                        : 448.0f;
 }
 
@@ -43,7 +43,9 @@ static float scale_of(const ffn_matrix *m, uint32_t row, uint32_t group)
         scale = exp2f(ceilf(log2f(scale)));
     }
     scale *= ffn_matrix_draw(11, drawn_row, group) < 0 ? 1.0f : 2.0f;
-    return m->format == EP_WEIGHTS_INT4 ? ep_bf16_to_f32(ep_f32_to_bf16(scale)) : scale;
+    return m->format == EP_WEIGHTS_INT4       ? ep_bf16_to_f32(ep_f32_to_bf16(scale))
+           : m->format == EP_WEIGHTS_INT4_F16 ? ep_f16_to_f32(ep_f32_to_f16(scale))
+                                              : scale;
 }
 
 /* Parts of 31 or 62, and minima that are eight scales. */
@@ -67,6 +69,8 @@ static void put_scale(const ffn_matrix *m, uint32_t row, uint32_t group, size_t 
         put_parts(m, row, group, at);
     } else if (m->format == EP_WEIGHTS_INT4) {
         ((uint16_t *)m->scales)[at] = ep_f32_to_bf16(scale);
+    } else if (m->format == EP_WEIGHTS_INT4_F16) {
+        ((uint16_t *)m->scales)[at] = ep_f32_to_f16(scale);
     } else if (m->format == EP_WEIGHTS_MXFP4 || m->format == EP_WEIGHTS_MXFP8) {
         ((uint8_t *)m->scales)[at] = (uint8_t)(ep_f32_bits(scale) >> 23);
     } else {
@@ -107,6 +111,7 @@ static void put_code(ep_weight_format format, uint8_t *row, uint32_t column, flo
         row[column / 2] |= (uint8_t)(nearest_e2m1(x) << shift);
         break;
     case EP_WEIGHTS_INT4:
+    case EP_WEIGHTS_INT4_F16:
     case EP_WEIGHTS_Q4_K:
         row[column / 2] |= (uint8_t)((int)(rintf(x) + 8) << shift);
         break;

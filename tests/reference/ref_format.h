@@ -19,7 +19,7 @@ enum ref_format {
     REF_FORMAT_F8,
     REF_FORMAT_MXFP4, /* groups of 32 columns, as the next two */
     REF_FORMAT_MXFP8,
-    REF_FORMAT_INT4,
+    REF_FORMAT_INT4,  /* with scales of 16 bits */
     REF_FORMAT_CODES, /* groups of as many columns as each matrix says, perhaps with offsets */
     REF_FORMAT_Q4_K,  /* such codes, in groups of 32 with offsets, that w4a8 has too */
     REF_FORMAT_W8A8   /* one scale for a row; rows of x are rounded to int8 as well */

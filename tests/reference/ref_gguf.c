@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref_format.h"
 #include "ref_math.h"
 
 /* ---- blocks ---- */
@@ -111,13 +110,13 @@ static float q6_k_scale(const uint8_t *block, size_t g)
 }
 
 static const struct ref_block blocks[] = {
-    {"Q4_0", 32, 18, 32, q4_0_value, first_scale, NULL, false},
-    {"Q5_0", 32, 22, 32, q5_0_value, first_scale, NULL, false},
-    {"Q8_0", 32, 34, 32, q8_0_value, first_scale, NULL, false},
-    {"MXFP4", 32, 17, 32, mxfp4_value, mxfp4_scale, NULL, true},
-    {"Q4_K", 256, 144, 32, q4_k_value, k_scale, k_offset, false},
-    {"Q5_K", 256, 176, 32, q5_k_value, k_scale, k_offset, false},
-    {"Q6_K", 256, 210, 16, q6_k_value, q6_k_scale, NULL, false}};
+    {"Q4_0", 32, 18, 32, q4_0_value, first_scale, NULL, REF_FORMAT_INT4},
+    {"Q5_0", 32, 22, 32, q5_0_value, first_scale, NULL, REF_FORMAT_CODES},
+    {"Q8_0", 32, 34, 32, q8_0_value, first_scale, NULL, REF_FORMAT_CODES},
+    {"MXFP4", 32, 17, 32, mxfp4_value, mxfp4_scale, NULL, REF_FORMAT_MXFP4},
+    {"Q4_K", 256, 144, 32, q4_k_value, k_scale, k_offset, REF_FORMAT_Q4_K},
+    {"Q5_K", 256, 176, 32, q5_k_value, k_scale, k_offset, REF_FORMAT_CODES},
+    {"Q6_K", 256, 210, 16, q6_k_value, q6_k_scale, NULL, REF_FORMAT_CODES}};
 
 const struct ref_block *ref_block_find(const char *name)
 {

@@ -6,6 +6,7 @@
 #define TESTS_REFERENCE_REF_GGUF_H
 
 #include "ref_checkpoint.h"
+#include "ref_format.h"
 
 /* A block of columns of a row. A weight is value(k) * scale(k / group) - offset(k / group), k of
  * the block. */
@@ -17,7 +18,7 @@ struct ref_block {
     float (*value)(const uint8_t *block, size_t k);
     float (*scale)(const uint8_t *block, size_t g);
     float (*offset)(const uint8_t *block, size_t g); /* NULL: none */
-    bool is_mx;                                      /* the scale is a power of two */
+    enum ref_format format;
 };
 
 /* NULL: no such type of blocks. */

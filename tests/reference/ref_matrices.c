@@ -242,6 +242,14 @@ static void order_values(struct ref_matrix *matrix, size_t rows, size_t columns)
     matrix->values = values;
 }
 
+/* Of a matrix that is read: w4a8 has integers of 4 bits with a scale of 16 for 32 columns. */
+static enum ref_format integers_format(size_t bits, const struct ref_tensor *scales,
+                                       const struct ref_matrix *matrix)
+{
+    const bool is_int4 = bits == 4 && matrix->group == 32 && matrix->offsets == NULL;
+    return is_int4 && scales->dtype != REF_F32 ? REF_FORMAT_INT4 : REF_FORMAT_CODES;
+}
+
 /* Integers whose scales and zero points stand in [rows,groups]. */
 static enum ref_format read_integers(const struct ref_checkpoint *checkpoint, const char *stem,
                                      const struct ref_tensor *scales, size_t rows, size_t columns,
@@ -260,9 +268,6 @@ static enum ref_format read_integers(const struct ref_checkpoint *checkpoint, co
     float *read = widened(scales, rows * groups, stem);
     matrix->scales = spread(read, shared, rows, columns, group);
     free(read);
-    if (bits == 4 && group == 32 && !has_zeros && scales->dtype == REF_BF16) {
-        return REF_FORMAT_INT4;
-    }
     matrix->group = group;
     if (has_zeros) {
         float *points = zero_points(&zeros, rows, groups, bits);
@@ -273,7 +278,7 @@ static enum ref_format read_integers(const struct ref_checkpoint *checkpoint, co
         matrix->offsets = offsets;
         free(points);
     }
-    return REF_FORMAT_CODES;
+    return integers_format(bits, scales, matrix);
 }
 
 /* Whether inputs are int8 as well: where the config has groups, it says so; not where a row of
@@ -447,7 +452,7 @@ static bool load_words(const struct ref_checkpoint *checkpoint, const char *stem
     }
     spread_words(&scales, &zeros, &words, rows, columns, in_file, has_zeros, matrix, stem);
     *out_rows = rows;
-    *out_format = REF_FORMAT_CODES;
+    *out_format = integers_format(words.bits, &scales, matrix);
     return true;
 }
 
@@ -539,7 +544,7 @@ static void gguf_blocks(const struct ref_tensor *tensor, const struct ref_slab *
     *matrix = (struct ref_matrix){.values = values,
                                   .scales = scales,
                                   .offsets = offsets,
-                                  .group = type->is_mx ? 0 : type->group};
+                                  .group = type->format == REF_FORMAT_MXFP4 ? 0 : type->group};
 }
 
 bool ref_matrix_load_stacked(const struct ref_checkpoint *checkpoint, const char *stem,
@@ -550,9 +555,7 @@ bool ref_matrix_load_stacked(const struct ref_checkpoint *checkpoint, const char
     *out_matrix = (struct ref_matrix){.values = NULL};
     if (find(checkpoint, stem, end, &values) && values.block != NULL) {
         gguf_blocks(&values, slab, out_matrix);
-        *out_format = values.block->is_mx                       ? REF_FORMAT_MXFP4
-                      : strcmp(values.block->name, "Q4_K") == 0 ? REF_FORMAT_Q4_K
-                                                                : REF_FORMAT_CODES;
+        *out_format = values.block->format;
     } else if (find(checkpoint, stem, end, &values)) {
         out_matrix->values = stacked_values(&values, slab);
         *out_format = values.dtype == REF_BF16 ? REF_FORMAT_BF16 : REF_FORMAT_FLOAT;

@@ -98,7 +98,8 @@ static void fill_codes(uint64_t seed, const char *name, ep_dtype dtype, size_t c
             out[i] = z % 256 == 0 ? 0 : (uint8_t)(120 + (z >> 62));
         } else if (i % 2 == 0) {
             const float scale = (float)(64 + (z >> 58)) * ((z & 1u) != 0 ? 0x1p-13f : -0x1p-13f);
-            const uint16_t half = ep_f32_to_bf16(scale);
+            const uint16_t half =
+                dtype == EP_DTYPE_F16 ? ep_f32_to_f16(scale) : ep_f32_to_bf16(scale);
             memcpy(out + i, &half, sizeof(half));
         }
     }
@@ -182,7 +183,10 @@ static void add_expert(tensor_list *list, const ep_fixture_config *config,
                        const expert_place *place, uint32_t inner, size_t back)
 {
     const bool is_plain = place->format == EP_WEIGHTS_NONE;
-    const bool is_int4 = place->format == EP_WEIGHTS_INT4;
+    const bool is_int4 = ep_weight_format_codes(place->format) == EP_CODES_INT4;
+    const ep_dtype scale_dtype = place->format == EP_WEIGHTS_INT4       ? EP_DTYPE_BF16
+                                 : place->format == EP_WEIGHTS_INT4_F16 ? EP_DTYPE_F16
+                                                                        : EP_DTYPE_U8;
     back *= (size_t)EP_MATRIX_COUNT * (is_plain ? 1 : 2);
     for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
         const uint32_t rows = m == EP_MATRIX_DOWN ? config->hidden : inner;
@@ -194,8 +198,7 @@ static void add_expert(tensor_list *list, const ep_fixture_config *config,
         }
         add_part(list, place, m, "weight_packed", is_int4 ? EP_DTYPE_I32 : EP_DTYPE_U8, rows,
                  is_int4 ? (columns + 7) / 8 : (columns + 1) / 2, back);
-        add_part(list, place, m, "weight_scale", is_int4 ? EP_DTYPE_BF16 : EP_DTYPE_U8, rows,
-                 groups, back);
+        add_part(list, place, m, "weight_scale", scale_dtype, rows, groups, back);
     }
 }
 

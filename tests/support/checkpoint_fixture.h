@@ -41,7 +41,8 @@ typedef struct ep_fixture_config {
     uint32_t groups;      /* 0: not in the config */
     uint32_t groups_kept;
     ep_dtype dtype;                 /* bf16, f16, f32 */
-    ep_weight_format expert_format; /* of routed experts: mxfp4 or int4; NONE: plain, of dtype */
+    ep_weight_format expert_format; /* of routed experts: mxfp4, int4 or int4_f16; NONE: plain, of
+                                       dtype */
     ep_weight_format shared_format; /* of the shared expert, likewise */
     uint32_t shards;                /* 1: model.safetensors; more: an index */
     /* > 0: also embeddings, attention, norms and head, so that text can be generated */

@@ -52,6 +52,13 @@ INLINE void load_ends(const ep_weight_format format, const uint8_t *group, const
                       group_ends *to)
 {
     const uint8_t *scales = group + EP_FFN_W4A8_CODE_BYTES;
+    if (format == EP_WEIGHTS_INT4_F16) {
+        for (uint32_t o = 0; o < EP_FFN_PANEL; o += 8) {
+            const __m128i halves = _mm_load_si128((const __m128i *)(const void *)(scales + 2 * o));
+            _mm256_store_ps(to->scales + o, _mm256_cvtph_ps(halves));
+        }
+        return;
+    }
     for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
         if (format == EP_WEIGHTS_Q4_K) {
             to->scales[o] = (float)scales[o] * factors[o];
@@ -72,9 +79,9 @@ INLINE void strip_tile(const int rows, const ep_weight_format format, const uint
     for (int r = 0; r < rows; r++) {
         const __m256i eight =
             _mm256_castps_si256(_mm256_broadcast_ss(a + (int)EP_FFN_W4A8_START_LINE * rows + r));
-        acc[r] = format == EP_WEIGHTS_Q4_K   ? _mm256_setzero_si256()
-                 : format == EP_WEIGHTS_INT4 ? eight
-                                             : _mm256_add_epi32(eight, eight);
+        acc[r] = format == EP_WEIGHTS_Q4_K    ? _mm256_setzero_si256()
+                 : format == EP_WEIGHTS_MXFP4 ? _mm256_add_epi32(eight, eight)
+                                              : eight;
     }
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
@@ -146,14 +153,18 @@ typedef void (*tile_func)(const uint8_t *group, uint32_t n, const float *factors
 
 EP_FFN_BY_ROWS(tile_func, mxfp4, TILE, EP_WEIGHTS_MXFP4)
 EP_FFN_BY_ROWS(tile_func, int4, TILE, EP_WEIGHTS_INT4)
+EP_FFN_BY_ROWS(tile_func, int4_f16, TILE, EP_WEIGHTS_INT4_F16)
 EP_FFN_BY_ROWS(tile_func, q4_k, TILE, EP_WEIGHTS_Q4_K)
+
+static const tile_func *const tiles_of[EP_WEIGHTS_COUNT] = {[EP_WEIGHTS_MXFP4] = mxfp4,
+                                                            [EP_WEIGHTS_INT4] = int4,
+                                                            [EP_WEIGHTS_INT4_F16] = int4_f16,
+                                                            [EP_WEIGHTS_Q4_K] = q4_k};
 
 static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t rows,
                              const uint8_t *panel, uint32_t k_count, const uint8_t *next, float *c)
 {
-    const tile_func *tiles = format == EP_WEIGHTS_Q4_K   ? q4_k
-                             : format == EP_WEIGHTS_INT4 ? int4
-                                                         : mxfp4;
+    const tile_func *tiles = tiles_of[format];
     const ep_ffn_chunks chunks = ep_ffn_chunks_of(rows);
     const uint32_t groups = ep_ffn_w4a8_groups(k_count);
     const uint8_t *group = panel;

@@ -75,13 +75,15 @@ INLINE void load_ends(const ep_weight_format format, const uint8_t *scales, cons
         }
         return;
     }
-    if (format == EP_WEIGHTS_INT4) {
+    if (format != EP_WEIGHTS_MXFP4) {
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {
             const __m256i halves =
                 _mm256_load_si256((const __m256i *)(const void *)(scales + 32 * (first + j)));
             to->scales[j] =
-                _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+                format == EP_WEIGHTS_INT4_F16
+                    ? _mm512_cvtph_ps(halves)
+                    : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
         }
         return;
     }
@@ -134,9 +136,9 @@ INLINE void sum_group(const int rows, const ep_weight_format format, const uint8
     for (int r = 0; r < rows; r++) {
         const __m512i eight =
             _mm512_castps_si512(_mm512_set1_ps(a[(int)EP_FFN_W4A8_START_LINE * rows + r]));
-        const __m512i start = format == EP_WEIGHTS_Q4_K   ? _mm512_setzero_si512()
-                              : format == EP_WEIGHTS_INT4 ? eight
-                                                          : _mm512_add_epi32(eight, eight);
+        const __m512i start = format == EP_WEIGHTS_Q4_K    ? _mm512_setzero_si512()
+                              : format == EP_WEIGHTS_MXFP4 ? _mm512_add_epi32(eight, eight)
+                                                           : eight;
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {
             acc[r][j] = start;
@@ -369,7 +371,16 @@ typedef void (*tile_func)(const walk *over, const float *a, float *c);
 
 TILES(mxfp4, EP_WEIGHTS_MXFP4)
 TILES(int4, EP_WEIGHTS_INT4)
+TILES(int4_f16, EP_WEIGHTS_INT4_F16)
 TILES(q4_k, EP_WEIGHTS_Q4_K)
+
+static const struct {
+    const tile_func *stream;
+    const tile_func *block;
+} tiles_of[EP_WEIGHTS_COUNT] = {[EP_WEIGHTS_MXFP4] = {stream_mxfp4, block_mxfp4},
+                                [EP_WEIGHTS_INT4] = {stream_int4, block_int4},
+                                [EP_WEIGHTS_INT4_F16] = {stream_int4_f16, block_int4_f16},
+                                [EP_WEIGHTS_Q4_K] = {stream_q4_k, block_q4_k}};
 
 /* A panel of one of the formats. */
 typedef struct {
@@ -446,12 +457,6 @@ static void block_panel(const tile_func *tiles, const whole_panel *panel, const 
 static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t rows,
                              const uint8_t *panel, uint32_t k_count, const uint8_t *next, float *c)
 {
-    const tile_func *const stream = format == EP_WEIGHTS_Q4_K   ? stream_q4_k
-                                    : format == EP_WEIGHTS_INT4 ? stream_int4
-                                                                : stream_mxfp4;
-    const tile_func *const block = format == EP_WEIGHTS_Q4_K   ? block_q4_k
-                                   : format == EP_WEIGHTS_INT4 ? block_int4
-                                                               : block_mxfp4;
     const uint32_t groups = ep_ffn_w4a8_groups(k_count);
     const whole_panel whole = {.groups = panel,
                                .count = groups,
@@ -459,9 +464,9 @@ static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t r
                                .factors = ep_ffn_factors_of(format, panel, groups, 0)};
     __builtin_memset(c, 0, (size_t)rows * EP_FFN_PANEL * sizeof(*c));
     if (rows <= EP_FFN_CHUNK_ROWS) {
-        stream_panel(stream[rows - 1], &whole, a, rows, next, c);
+        stream_panel(tiles_of[format].stream[rows - 1], &whole, a, rows, next, c);
     } else {
-        block_panel(block, &whole, a, rows, next, c);
+        block_panel(tiles_of[format].block, &whole, a, rows, next, c);
     }
 }
 

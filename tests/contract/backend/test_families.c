@@ -11,6 +11,7 @@
 
 #include "backends/cpu/cpu_backend.h"
 #include "backends/host_common.h"
+#include "base/check.h"
 #include "base/random.h"
 #include "contract/backend/expert_fixture.h"
 #include "kernels/bf16dp.h"
@@ -18,6 +19,9 @@
 #include "support/expect.h"
 
 enum { BACKENDS_MAX = 8 };
+
+static const ep_weight_format of_w4a8[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_INT4_F16,
+                                           EP_WEIGHTS_Q4_K};
 
 typedef struct {
     ep_backend *all[BACKENDS_MAX];
@@ -126,9 +130,9 @@ Test(families, bits_are_equal_over_shapes_and_types)
 {
     expect_shapes_and_types(EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16);
     expect_shapes_and_types(EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16);
-    expect_shapes_and_types(EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4);
-    expect_shapes_and_types(EP_NUMERICS_W4A8, EP_WEIGHTS_INT4);
-    expect_shapes_and_types(EP_NUMERICS_W4A8, EP_WEIGHTS_Q4_K);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(of_w4a8); i++) {
+        expect_shapes_and_types(EP_NUMERICS_W4A8, of_w4a8[i]);
+    }
 }
 
 Test(families, other_weights_stay_with_portable)
@@ -144,8 +148,10 @@ Test(families, other_weights_stay_with_portable)
 /* What weights of a format are computed with, said once more. */
 static const char *family_of(ep_numerics numerics, ep_weight_format format)
 {
-    const bool has_nibbles =
-        format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4 || format == EP_WEIGHTS_Q4_K;
+    bool has_nibbles = false;
+    for (size_t i = 0; i < EP_ARRAY_COUNT(of_w4a8); i++) {
+        has_nibbles |= of_w4a8[i] == format;
+    }
     const bool has_pairs =
         format != EP_WEIGHTS_F16 && format != EP_WEIGHTS_F32 && format != EP_WEIGHTS_W8A8;
     return numerics == EP_NUMERICS_W4A8 && has_nibbles ? "w4a8"
@@ -193,9 +199,9 @@ Test(families, ids_name_the_family_and_its_answer)
 {
     expect_ids(EP_NUMERICS_BF16DP, EP_WEIGHTS_BF16);
     expect_ids(EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16);
-    expect_ids(EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4);
-    expect_ids(EP_NUMERICS_W4A8, EP_WEIGHTS_INT4);
-    expect_ids(EP_NUMERICS_W4A8, EP_WEIGHTS_Q4_K);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(of_w4a8); i++) {
+        expect_ids(EP_NUMERICS_W4A8, of_w4a8[i]);
+    }
 }
 
 /* One id and its rows with experts that name inputs of 16 bits, or do not. */
@@ -226,8 +232,8 @@ static void expect_auto(ep_weight_format format, bool wide_inputs, ep_numerics s
  * named. */
 Test(families, auto_keeps_inputs_of_16_bits_where_they_are_named)
 {
-    const ep_weight_format formats[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_Q4_K,
-                                        EP_WEIGHTS_MXFP8};
+    const ep_weight_format formats[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_INT4_F16,
+                                        EP_WEIGHTS_Q4_K, EP_WEIGHTS_MXFP8};
     const ep_numerics numerics[EP_FFN_FAMILIES] = {EP_NUMERICS_PORTABLE, EP_NUMERICS_BF16DP,
                                                    EP_NUMERICS_BF16ODD, EP_NUMERICS_W4A8};
     for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
@@ -256,6 +262,7 @@ Test(families, the_references_answers_are_those_recorded)
                     {EP_NUMERICS_BF16ODD, EP_WEIGHTS_BF16, 0x7fffff, "bf16odd/bf16/rne/129f44b7"},
                     {EP_NUMERICS_W4A8, EP_WEIGHTS_MXFP4, 0, "w4a8/mxfp4/rne/cc64d879"},
                     {EP_NUMERICS_W4A8, EP_WEIGHTS_INT4, 0, "w4a8/int4-g32/rne/f97147f8"},
+                    {EP_NUMERICS_W4A8, EP_WEIGHTS_INT4_F16, 0, "w4a8/int4-g32-f16/rne/50cdc660"},
                     {EP_NUMERICS_W4A8, EP_WEIGHTS_Q4_K, 0, "w4a8/q4_k/rne/0d54ea49"}};
     uint32_t in_all[EP_NUMERICS_AUTO] = {0};
     for (size_t n = 0; n < sizeof(recorded) / sizeof(recorded[0]); n++) {
@@ -482,22 +489,21 @@ Test(families, a_processor_that_computes_otherwise_gets_another_id)
 
 Test(families, a_processor_that_computes_w4a8_otherwise_gets_another_id)
 {
-    static const ep_weight_format formats[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_Q4_K};
     right = ep_ffn_kernel_of(EP_FFN_FAMILY_W4A8);
-    for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
+    for (size_t i = 0; i < EP_ARRAY_COUNT(of_w4a8); i++) {
         ep_ffn_kernel wrong = *right;
         wrong.pack_rows = pack_rows_away;
-        expect_other_id(&wrong, EP_NUMERICS_W4A8, formats[i], "integers with ties away from zero");
+        expect_other_id(&wrong, EP_NUMERICS_W4A8, of_w4a8[i], "integers with ties away from zero");
         wrong = *right;
         wrong.write_row = write_row_away;
-        expect_other_id(&wrong, EP_NUMERICS_W4A8, formats[i], "ties away from zero");
+        expect_other_id(&wrong, EP_NUMERICS_W4A8, of_w4a8[i], "ties away from zero");
         wrong.write_row = write_row_flushed;
-        expect_other_id(&wrong, EP_NUMERICS_W4A8, formats[i], "no denormals of f16");
+        expect_other_id(&wrong, EP_NUMERICS_W4A8, of_w4a8[i], "no denormals of f16");
         wrong = *right;
         wrong.group_panel = group_panel_of_flushed;
-        expect_other_id(&wrong, EP_NUMERICS_W4A8, formats[i], "denormal sums");
+        expect_other_id(&wrong, EP_NUMERICS_W4A8, of_w4a8[i], "denormal sums");
         wrong.group_panel = group_panel_of_more;
-        expect_other_id(&wrong, EP_NUMERICS_W4A8, formats[i], "sums off by an ulp");
+        expect_other_id(&wrong, EP_NUMERICS_W4A8, of_w4a8[i], "sums off by an ulp");
     }
 }
 

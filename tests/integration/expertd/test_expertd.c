@@ -517,10 +517,13 @@ Test(expertd, a_numerics_family_that_has_none_of_a_models_experts_is_said)
 
 /* What a start with this level of the CPU says of 4-bit models. takes: auto takes w4a8 there. */
 static void expect_auto_lines(const char *level, bool takes, const char *int4_flag,
-                              const char *q4_k_flag, const char *mixed_flag)
+                              const char *q4_0_flag, const char *q4_k_flag, const char *mixed_flag)
 {
     char kept[64], as_with[64];
     const char *const int4[4] = {"weight_format=int4-g32 numerics=w4a8/int4-g32/",
+                                 "where gate, up and down all are", "an error of .172 for .171",
+                                 kept};
+    const char *const q4_0[4] = {"weight_format=int4-g32-f16 numerics=w4a8/int4-g32-f16/",
                                  "where gate, up and down all are", "an error of .172 for .171",
                                  kept};
     const char *const q4_k[4] = {"weight_format=q4_k numerics=w4a8/q4_k/",
@@ -535,6 +538,7 @@ static void expect_auto_lines(const char *level, bool takes, const char *int4_fl
     snprintf(as_with, sizeof(as_with), "effect=\"the model's experts are computed as with %s\"",
              family);
     expect_family_line(int4_flag, "auto", "info", takes ? int4 : NULL);
+    expect_family_line(q4_0_flag, "auto", "info", takes ? q4_0 : NULL);
     expect_family_line(q4_k_flag, "auto", "info", takes ? q4_k : NULL);
     expect_family_line(mixed_flag, "auto", "info", takes ? mixed : NULL);
 }
@@ -569,19 +573,21 @@ Test(expertd, what_auto_chose_for_4_bits_is_said_with_both_figures)
     static const char *const wide[4] = {"/int4-g32/", "activations of 16 bits",
                                         "inputs are not rounded to int8"};
     ep_fixture_config config = ep_fixture_default();
-    char path[PATH_BYTES], flag[PATH_BYTES + 32], q4_k[PATH_BYTES + 32], mixed[PATH_BYTES + 32];
+    char path[PATH_BYTES], flag[PATH_BYTES + 32], q4_0[PATH_BYTES + 32], q4_k[PATH_BYTES + 32],
+        mixed[PATH_BYTES + 32];
     size_t highest = 0;
     config.expert_format = EP_WEIGHTS_INT4;
     config.inner = 32;
     make_model("narrow", &config, path);
     snprintf(flag, sizeof(flag), "--model=demo=%s", path);
+    make_formats("gguf-q4_0", "/model.gguf", q4_0);
     make_formats("gguf-q4_k-fused", "", q4_k);
     make_formats("gguf-q4_k-q6_k", "/model.gguf", mixed);
     for (size_t i = 0; i < EP_ARRAY_COUNT(levels); i++) {
         ep_error error;
         setenv(EP_CPU_FEATURES_VARIABLE, levels[i].name, 1);
         if (ep_cpu_features_check(&error) == EP_OK) {
-            expect_auto_lines(levels[i].name, levels[i].takes, flag, q4_k, mixed);
+            expect_auto_lines(levels[i].name, levels[i].takes, flag, q4_0, q4_k, mixed);
             highest = i;
         }
     }

@@ -241,12 +241,12 @@ static void expect_service(enum ref_family family, bool is_auto)
         const ep_format_case *form = &ep_format_cases[i];
         const enum ref_family told = family_of(form, family, is_auto);
         expect_exact(&peer, form->name, told, REF_QUANT_NONE, form, paths[i], false);
-        if (strcmp(form->name, "gguf-q4_k-fused") == 0) {
+        if (strcmp(form->name, "gguf-q4_k-fused") == 0 || strcmp(form->name, "gguf-q4_0") == 0) {
             expect_exact(&peer, form->name, told, REF_QUANT_NONE, form, paths[i], true);
             deep_count++;
         }
     }
-    cr_expect_eq(deep_count, 1);
+    cr_expect_eq(deep_count, 2);
     ep_test_peer_close(&peer);
     if (family == REF_PORTABLE && !is_auto) {
         expect_shown(args + 5);

@@ -43,7 +43,8 @@ static const model_kind kinds[MODELS_COUNT] = {
      EP_WEIGHTS_NONE},
     {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_BF16, 0, 1, EP_WEIGHTS_INT4,
      EP_WEIGHTS_INT4},
-    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F16, 1, 3, EP_WEIGHTS_INT4, EP_WEIGHTS_NONE},
+    {EP_NAMES_N1, EP_ROUTER_R2, SHARED_GATED, EP_DTYPE_F16, 1, 3, EP_WEIGHTS_INT4_F16,
+     EP_WEIGHTS_NONE},
 };
 
 static ep_fixture_config draw_config(uint64_t seed, uint32_t index)

@@ -60,8 +60,8 @@ static ep_ffn_family expected_family(const char *level, ep_weight_format format,
     const bool has_vnni = strcmp(level, "avx512vnni") == 0;
     const bool ends_at_avx2 = strcmp(level, "avx2") == 0;
     const bool has_bf16 = strcmp(level, "avx512bf16") == 0;
-    const bool is_4_bit =
-        format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4 || format == EP_WEIGHTS_Q4_K;
+    const bool is_4_bit = format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_INT4 ||
+                          format == EP_WEIGHTS_INT4_F16 || format == EP_WEIGHTS_Q4_K;
     const bool has_no_pairs =
         format == EP_WEIGHTS_F16 || format == EP_WEIGHTS_F32 || format == EP_WEIGHTS_W8A8;
     return is_4_bit && !wide && (ends_at_avx2 || has_vnni || has_bf16) ? EP_FFN_FAMILY_W4A8

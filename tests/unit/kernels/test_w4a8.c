@@ -13,7 +13,8 @@
 #include "kernels/ffn_w4a8.h"
 #include "kernels/generic/ffn_generic.h"
 
-static const ep_weight_format formats[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_Q4_K};
+static const ep_weight_format formats[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_INT4_F16,
+                                           EP_WEIGHTS_Q4_K};
 
 /* The next kernel of the family from *index on; NULL past the last. */
 static const ep_ffn_kernel *next_kernel(size_t *index)
@@ -31,6 +32,7 @@ Test(w4a8, codes_are_integers_and_scales_of_mxfp4_half)
         cr_assert_eq((float)ep_ffn_w4a8_integer(EP_WEIGHTS_MXFP4, code),
                      2.0f * ep_ffn_weight_e2m1(code));
         cr_assert_eq(ep_ffn_w4a8_integer(EP_WEIGHTS_INT4, code), (int)code - 8);
+        cr_assert_eq(ep_ffn_w4a8_integer(EP_WEIGHTS_INT4_F16, code), (int)code - 8);
         cr_assert_eq(ep_ffn_w4a8_integer(EP_WEIGHTS_Q4_K, code), (int)code);
     }
     for (int code = 0; code < 255; code++) {
@@ -148,8 +150,13 @@ static void fill_panel(uint64_t *state, ep_weight_format format, uint32_t groups
             } else if (format == EP_WEIGHTS_MXFP4) {
                 scales[o] =
                     wild && z % 8 == 0 ? edges[(z >> 8) % 6] : (uint8_t)(2 + (z >> 8) % 253);
+            } else if (format == EP_WEIGHTS_INT4_F16 && wild) {
+                memcpy(scales + 2 * o, &z, 2); /* one in 16 is a denormal, one infinite or NaN */
             } else {
-                memcpy(scales + 2 * o, (uint16_t[]){ep_f32_to_bf16(any_float(state, wild))}, 2);
+                const float scale = any_float(state, wild);
+                const bool is_f16 = format == EP_WEIGHTS_INT4_F16;
+                const uint16_t half = is_f16 ? ep_f32_to_f16(scale) : ep_f32_to_bf16(scale);
+                memcpy(scales + 2 * o, &half, 2);
             }
         }
     }
