@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Family `w4a8` on AVX2: tiles of up to 6 rows x 8 outputs. Weights are moved up as in the AVX-512
- * VNNI form; the sum of four products of two is below 2^15 in size, so half a group is summed in 16
- * bits.
+ * Family `w4a8` on AVX2: tiles of up to 6 rows x 16 outputs, whose sums of 16 bits stay in
+ * registers. Weights are moved up as in the AVX-512 VNNI form. Of the other formats they are at
+ * most 15, so a whole group's sum of pairs, 16 products of at most 127 * 15, stays below 2^15;
+ * mxfp4's, at most 28, are summed so for half a group.
  */
 #include <immintrin.h>
 
+#include "base/check.h"
 #include "kernels/ffn_activation.h"
 #include "kernels/ffn_tile.h"
 #include "kernels/ffn_w4a8.h"
+#include "kernels/x86/ffn_vector_avx2.h"
 #include "kernels/x86/ffn_x86.h"
 
-#define STRIPS 8 /* of 8 outputs: a panel */
 #define AHEAD_BYTES 4096u
 #define BLOCK_GROUPS 16u /* stay near while all chunks pass */
+#define TILE_OUTPUTS (VECTORS * VECTOR_FLOATS)
 
 /* The lower nibbles of 32 bytes as unsigned weights. */
-INLINE __m256i widen(ep_weight_format format, __m256i nibbles)
+INLINE __m256i widen(ep_weight_format format, __m256i bytes)
 {
+    const __m256i nibbles = _mm256_and_si256(bytes, _mm256_set1_epi8(15));
     if (format != EP_WEIGHTS_MXFP4) {
         return nibbles;
     }
@@ -26,97 +30,107 @@ INLINE __m256i widen(ep_weight_format format, __m256i nibbles)
     return _mm256_shuffle_epi8(e2m1, nibbles);
 }
 
-/* One pair of quads in 16 bits. rows is a constant. */
-INLINE void add_pair(const int rows, const ep_weight_format format, __m256i codes, const float *a,
-                     __m256i sums[])
+/* One pair of quads in 16 bits. codes: of the tile's outputs; a: the pair's two lines. rows is a
+ * constant. */
+INLINE void add_pair(const int rows, const ep_weight_format format, const uint8_t *codes,
+                     const float *a, __m256i sums[][VECTORS])
 {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
-        const __m256i nibbles = half == 0 ? codes : _mm256_srli_epi16(codes, 4);
-        const __m256i w = widen(format, _mm256_and_si256(nibbles, _mm256_set1_epi8(15)));
+        __m256i w[VECTORS];
+#pragma GCC unroll 2
+        for (int j = 0; j < VECTORS; j++) {
+            const __m256i both = _mm256_load_si256((const __m256i *)(const void *)(codes + 32 * j));
+            w[j] = widen(format, half == 0 ? both : _mm256_srli_epi16(both, 4));
+        }
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
-            const __m256i x = _mm256_castps_si256(_mm256_broadcast_ss(a + half * rows + r));
-            sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(w, x));
+            const __m256i x = _mm256_castps_si256(vector_all(a + half * rows + r));
+#pragma GCC unroll 2
+            for (int j = 0; j < VECTORS; j++) {
+                sums[r][j] = _mm256_add_epi16(sums[r][j], _mm256_maddubs_epi16(w[j], x));
+                /* else GCC adds up products first and keeps the sums in memory */
+                __asm__("" : "+x"(sums[r][j]));
+            }
         }
     }
 }
 
-/* Scales of a group, and of q4_k eighths of its offsets. */
-typedef struct {
-    _Alignas(32) float scales[EP_FFN_PANEL];
-    _Alignas(32) float eighths[EP_FFN_PANEL];
-} group_ends;
-
-INLINE void load_ends(const ep_weight_format format, const uint8_t *group, const float *factors,
-                      group_ends *to)
+/* Of outputs o..: scales, and of q4_k eighths of offsets. scales: behind the group's codes;
+ * factors: the group's. */
+INLINE void load_ends(const ep_weight_format format, const uint8_t *scales, const float *factors,
+                      uint32_t o, vector *out_scale, vector *out_eighth)
 {
-    const uint8_t *scales = group + EP_FFN_W4A8_CODE_BYTES;
-    if (format == EP_WEIGHTS_INT4_F16) {
-        for (uint32_t o = 0; o < EP_FFN_PANEL; o += 8) {
-            const __m128i halves = _mm_load_si128((const __m128i *)(const void *)(scales + 2 * o));
-            _mm256_store_ps(to->scales + o, _mm256_cvtph_ps(halves));
-        }
-        return;
-    }
-    for (uint32_t o = 0; o < EP_FFN_PANEL; o++) {
-        if (format == EP_WEIGHTS_Q4_K) {
-            to->scales[o] = (float)scales[o] * factors[o];
-            to->eighths[o] = (float)scales[EP_FFN_PANEL + o] * factors[EP_FFN_PANEL + o] * 0.125f;
-        } else {
-            to->scales[o] = ep_ffn_w4a8_scale(format, scales, o);
-        }
+    *out_eighth = vector_zero();
+    if (format == EP_WEIGHTS_Q4_K) {
+        const uint8_t *minima = scales + EP_FFN_PANEL;
+        const vector offset =
+            vector_mul(vector_of_uint8(minima + o), vector_load(factors + EP_FFN_PANEL + o));
+        *out_scale = vector_mul(vector_of_uint8(scales + o), vector_load(factors + o));
+        *out_eighth = vector_mul(offset, _mm256_set1_ps(0.125f));
+    } else if (format == EP_WEIGHTS_MXFP4) { /* half of it; an infinity, code 255, becomes NaN */
+        const vector whole = vector_of_e8m0(scales + o);
+        *out_scale = vector_fma(whole, _mm256_set1_ps(0.5f), _mm256_sub_ps(whole, whole));
+    } else {
+        *out_scale = format == EP_WEIGHTS_INT4_F16 ? vector_of_f16(scales + 2 * o)
+                                                   : vector_of_bf16(scales + 2 * o);
     }
 }
 
-/* Strip s of one group. a: the group's lines. rows and format are constants. */
+/* total + the sum of a group, scaled. a: row r of the group's lines. */
+INLINE vector add_group(const int rows, const ep_weight_format format, vector total, __m256i sum,
+                        vector scale, vector eighth, const float *a)
+{
+    const vector input_scale = vector_all(a + (int)EP_FFN_W4A8_SCALE_LINE * rows);
+    const __m256i start = _mm256_castps_si256(vector_all(a + (int)EP_FFN_W4A8_START_LINE * rows));
+    if (format == EP_WEIGHTS_Q4_K) {
+        const vector less = vector_mul(eighth, _mm256_cvtepi32_ps(start));
+        const vector scaled = vector_fma(_mm256_cvtepi32_ps(sum), scale, less);
+        return vector_fma(scaled, input_scale, total);
+    }
+    sum = _mm256_add_epi32(sum, start);
+    if (format == EP_WEIGHTS_MXFP4) {
+        sum = _mm256_add_epi32(sum, start);
+    }
+    return vector_fma(vector_mul(_mm256_cvtepi32_ps(sum), input_scale), scale, total);
+}
+
+/* Outputs first.. of one group. factors: the group's; a: its lines. rows and format are constants.
+ */
 INLINE void strip_tile(const int rows, const ep_weight_format format, const uint8_t *group,
-                       uint32_t s, const group_ends *by, const float *a, float *c)
+                       const float *factors, uint32_t first, const float *a, float *c)
 {
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256i acc[EP_FFN_CHUNK_ROWS];
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-        const __m256i eight =
-            _mm256_castps_si256(_mm256_broadcast_ss(a + (int)EP_FFN_W4A8_START_LINE * rows + r));
-        acc[r] = format == EP_WEIGHTS_Q4_K    ? _mm256_setzero_si256()
-                 : format == EP_WEIGHTS_MXFP4 ? _mm256_add_epi32(eight, eight)
-                                              : eight;
-    }
+    const int pairs = format == EP_WEIGHTS_MXFP4 ? 2 : 4; /* summed in 16 bits */
+    __m256i acc[EP_FFN_CHUNK_ROWS][VECTORS];
+    /* else GCC finds the addresses of all lines before it comes here, and keeps them in memory */
+    __asm__("" : "+r"(a));
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; half++) {
-        __m256i sums[EP_FFN_CHUNK_ROWS];
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            sums[r] = _mm256_setzero_si256();
-        }
-#pragma GCC unroll 2
-        for (int p = 2 * half; p < 2 * half + 2; p++) {
-            const uint8_t *codes = group + p * (int)EP_FFN_W4A8_PAIR_BYTES + 32 * s;
-            add_pair(rows, format, _mm256_load_si256((const __m256i *)(const void *)codes),
-                     a + 2 * p * rows, sums);
+    for (int p = 0; p < 4; p += pairs) {
+        __m256i sums[EP_FFN_CHUNK_ROWS][VECTORS] = {{_mm256_setzero_si256()}};
+#pragma GCC unroll 4
+        for (int i = p; i < p + pairs; i++) {
+            add_pair(rows, format, group + i * (int)EP_FFN_W4A8_PAIR_BYTES + 4 * first,
+                     a + 2 * i * rows, sums);
         }
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
-            acc[r] = _mm256_add_epi32(acc[r], _mm256_madd_epi16(sums[r], ones));
+#pragma GCC unroll 2
+            for (int j = 0; j < VECTORS; j++) {
+                const __m256i wide = _mm256_madd_epi16(sums[r][j], _mm256_set1_epi16(1));
+                acc[r][j] = p == 0 ? wide : _mm256_add_epi32(acc[r][j], wide);
+            }
         }
     }
-    const __m256 weight_scale = _mm256_load_ps(by->scales + 8 * s);
+#pragma GCC unroll 2
+    for (int j = 0; j < VECTORS; j++) {
+        const uint32_t o = first + VECTOR_FLOATS * (uint32_t)j;
+        vector scale, eighth;
+        load_ends(format, group + EP_FFN_W4A8_CODE_BYTES, factors, o, &scale, &eighth);
 #pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-        float *to = c + r * EP_FFN_PANEL + 8 * s;
-        const __m256 sum = _mm256_cvtepi32_ps(acc[r]);
-        const __m256 input_scale = _mm256_broadcast_ss(a + (int)EP_FFN_W4A8_SCALE_LINE * rows + r);
-        const __m256 total = _mm256_load_ps(to);
-        if (format == EP_WEIGHTS_Q4_K) {
-            const __m256 start = _mm256_cvtepi32_ps(_mm256_castps_si256(
-                _mm256_broadcast_ss(a + (int)EP_FFN_W4A8_START_LINE * rows + r)));
-            const __m256 less = _mm256_mul_ps(_mm256_load_ps(by->eighths + 8 * s), start);
-            const __m256 scaled = _mm256_fmadd_ps(sum, weight_scale, less);
-            _mm256_store_ps(to, _mm256_fmadd_ps(scaled, input_scale, total));
-        } else {
-            const __m256 scaled = _mm256_mul_ps(sum, input_scale);
-            _mm256_store_ps(to, _mm256_fmadd_ps(scaled, weight_scale, total));
+        for (int r = 0; r < rows; r++) {
+            float *to = c + r * EP_FFN_PANEL + o;
+            vector_store(to,
+                         add_group(rows, format, vector_load(to), acc[r][j], scale, eighth, a + r));
         }
     }
 }
@@ -127,16 +141,16 @@ INLINE void tile(const int rows, const ep_weight_format format, const uint8_t *g
                  const float *factors, const float *a, float *c)
 {
     const size_t group_bytes = ep_ffn_group_bytes(format);
+    const size_t share = ep_align_up(group_bytes * TILE_OUTPUTS / EP_FFN_PANEL, 64);
     for (uint32_t g = 0; g < n; g++, group += group_bytes, a += (int)EP_FFN_W4A8_LINES * rows) {
-        group_ends by;
-        load_ends(format, group,
-                  factors + g * EP_MX_GROUP / EP_SCALE_BLOCK * ep_ffn_block_factors(format), &by);
-        for (uint32_t s = 0; s < STRIPS; s++) {
-            _mm_prefetch((const char *)group + AHEAD_BYTES + s * (group_bytes / STRIPS),
-                         _MM_HINT_T1);
-            _mm_prefetch((const char *)group + AHEAD_BYTES + s * (group_bytes / STRIPS) + 64,
-                         _MM_HINT_T1);
-            strip_tile(rows, format, group, s, &by, a, c);
+        const float *by = factors + g * EP_MX_GROUP / EP_SCALE_BLOCK * ep_ffn_block_factors(format);
+        const uint8_t *ahead = group + AHEAD_BYTES;
+        for (uint32_t o = 0; o < EP_FFN_PANEL; o += TILE_OUTPUTS, ahead += share) {
+#pragma GCC unroll 8
+            for (size_t at = 0; at < share; at += 64) {
+                _mm_prefetch((const char *)ahead + at, _MM_HINT_T1);
+            }
+            strip_tile(rows, format, group, by, o, a, c);
         }
     }
 }
