@@ -199,12 +199,98 @@ static void w4a8_group_panel(ep_weight_format format, const float *a, uint32_t r
     }
 }
 
+/* ---- rows to int8 ---- */
+
+/* ep_ffn_w4a8_round of 32 inputs. */
+INLINE void round_group(const vector x[4], uint32_t words[EP_FFN_W4A8_LINES])
+{
+    const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m256i most = _mm256_setzero_si256();
+    __m256i q[4];
+    for (int i = 0; i < 4; i++) {
+        most = _mm256_max_epu32(
+            most, _mm256_and_si256(_mm256_castps_si256(x[i]), _mm256_set1_epi32(0x7fffffff)));
+    }
+    __m128i four = _mm_max_epu32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1));
+    const float scale = ep_ffn_int8_scale((uint32_t)_mm_cvtsi128_si32(four));
+    memset(words, 0, EP_FFN_W4A8_LINES * sizeof(words[0]));
+    words[EP_FFN_W4A8_SCALE_LINE] = ep_f32_bits(scale);
+    if (!(scale > 0.0f)) {
+        return;
+    }
+    for (int i = 0; i < 4; i++) {
+        q[i] = _mm256_cvtps_epi32(_mm256_div_ps(x[i], _mm256_set1_ps(scale)));
+    }
+    const __m256i packed =
+        _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+    const __m256i codes =
+        _mm256_max_epi8(_mm256_permutevar8x32_epi32(packed, in_order), _mm256_set1_epi8(-127));
+    const __m256i sums =
+        _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), codes), _mm256_set1_epi16(1));
+    four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+    _mm256_storeu_si256((__m256i *)(void *)words, codes);
+    words[EP_FFN_W4A8_START_LINE] = (uint32_t)(-8 * _mm_cvtsi128_si32(four));
+}
+
+/* The same of n inputs, 1..32, with zeros behind them, to row r of the group's lines at a. */
+INLINE void lay_group(const float *x, uint32_t n, uint32_t rows, uint32_t r, float *a)
+{
+    _Alignas(32) float padded[EP_MX_GROUP] = {0.0f};
+    uint32_t words[EP_FFN_W4A8_LINES];
+    vector v[4];
+    if (n < EP_MX_GROUP) {
+        x = memcpy(padded, x, n * sizeof(*x));
+    }
+    for (int i = 0; i < 4; i++) {
+        v[i] = vector_load(x + VECTOR_FLOATS * i);
+    }
+    round_group(v, words);
+    for (uint32_t i = 0; i < EP_FFN_W4A8_LINES; i++) {
+        memcpy(a + (size_t)i * rows + r, &words[i], sizeof(words[i]));
+    }
+}
+
+static void w4a8_pack_rows(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
+                           uint32_t hidden, float *a)
+{
+    const bool is_plain = batch->x_dtype == EP_DTYPE_BF16 && !batch->weight_on_input;
+    _Alignas(32) float wide[EP_MX_GROUP];
+    for (uint32_t k = 0; k < hidden; k += EP_MX_GROUP, a += (size_t)EP_FFN_W4A8_LINES * rows) {
+        const uint32_t n = hidden - k < EP_MX_GROUP ? hidden - k : EP_MX_GROUP;
+        for (uint32_t r = 0; r < rows; r++) {
+            const ep_ffn_row *row = &batch->rows[first_row + r];
+            if (is_plain && n == EP_MX_GROUP) {
+                for (uint32_t i = 0; i < EP_MX_GROUP; i += VECTOR_FLOATS) {
+                    vector_store(wide + i, vector_of_bf16((const uint8_t *)row->x + 2 * (k + i)));
+                }
+            } else {
+                ep_ffn_widen(batch, row, k, n, wide);
+            }
+            lay_group(wide, n, rows, r, a);
+        }
+    }
+}
+
+static void w4a8_lay(const float *h, uint32_t rows, uint32_t count, float *a)
+{
+    for (uint32_t k = 0; k < count; k += EP_MX_GROUP, a += (size_t)EP_FFN_W4A8_LINES * rows) {
+        const uint32_t n = count - k < EP_MX_GROUP ? count - k : EP_MX_GROUP;
+        for (uint32_t r = 0; r < rows; r++) {
+            lay_group(h + (size_t)r * EP_FFN_PANEL + k, n, rows, r, a);
+        }
+    }
+}
+
 const ep_ffn_kernel ep_ffn_kernel_w4a8_avx2 = {
     .name = "avx2-w4a8",
     .family = EP_FFN_FAMILY_W4A8,
     .group_panel = w4a8_group_panel,
     .activate = ep_act_rows,
     .exp16 = ep_act_exp16,
-    .pack_rows = ep_ffn_w4a8_pack_rows,
-    .lay = ep_ffn_w4a8_lay,
+    .pack_rows = w4a8_pack_rows,
+    .lay = w4a8_lay,
 };
