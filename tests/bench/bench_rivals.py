@@ -51,7 +51,8 @@ class Bench:
         self.tokens, self.rounds = [int(t) for t in words["tokens"]], int(words["rounds"][0])
         self.tokens_most = max(self.tokens + [layer.ERROR_TOKENS])
         self.forms, self.names = words["form"], words["rival"]
-        self.python, self.missing = venv.install(f"{os.path.dirname(BUILD)}/rivals-venv", {part for rival in catalogue.RIVALS for part in rival.needs})
+        parts = {part for rival in catalogue.RIVALS if rival.name in self.names for part in rival.needs} | ({"ggml"} if "q4_K" in self.forms else set())
+        self.python, self.missing = venv.install(f"{os.path.dirname(BUILD)}/rivals-venv", parts)
         self.ggml = f"{os.path.dirname(os.path.dirname(self.python))}/{venv.GGML}"
         self.report, self.lines = Report(), []
 

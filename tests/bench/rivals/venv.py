@@ -17,7 +17,8 @@ PARTS = {
     "openvino": ["openvino==2026.4.1"],
     # Of llama.cpp only ggml is built, for this machine's CPU; its libraries stay in the folder of the build. A wheel in pip's cache would have none.
     "ggml": ["--no-deps", "--no-cache-dir", "--force-reinstall", "--no-binary=llama-cpp-python", "--config-settings=build.targets=ggml", "--config-settings=install.components=none",
-             "--config-settings=cmake.args=-DGGML_NATIVE=ON", "--config-settings=build-dir={folder}/ggml", LLAMA_CPP],
+             "--config-settings=cmake.args=-DGGML_NATIVE=ON", "--config-settings=build-dir={folder}/ggml", LLAMA_CPP,
+             *(pin for pin in framework_venv.PINS if pin.startswith("numpy=="))],
     # The same sources' server, for a whole model; without its web page, which it would fetch.
     "llama-server": ["--no-deps", "--no-cache-dir", "--force-reinstall", "--no-binary=llama-cpp-python", "--config-settings=build.targets=llama-server",
                      "--config-settings=install.components=none", "--config-settings=build-dir={folder}/llama-server", "--config-settings=cmake.args="
