@@ -2,7 +2,7 @@
 /* The nng-stream lane: tcp and tls+tcp through nng's stream sockets with our own framing. */
 #include "transport/nng/nng_lane.h"
 
-#include "transport/lane_common.h"
+#include "transport/lane_fork.h"
 
 /*
  * nng stays until the process ends when TLS was used: nng 1.5.2 frees the connection of a cancelled
@@ -20,15 +20,9 @@ static void nng_lane_fini(void)
 
 static bool in_child; /* atomic */
 
-static void after_fork_in_child(void)
+static void forget(void)
 {
     __atomic_store_n(&in_child, true, __ATOMIC_RELAXED);
-    ep_lane_holds_forget();
-}
-
-static void hook_fork(void)
-{
-    pthread_atfork(NULL, NULL, after_fork_in_child);
 }
 
 static ep_err check_fork(ep_error *out_error)
@@ -45,10 +39,9 @@ static ep_err check_fork(ep_error *out_error)
 
 ep_err ep_nng_start(ep_error *out_error)
 {
-    static pthread_once_t hooked = PTHREAD_ONCE_INIT;
     ep_err err = check_fork(out_error);
     if (err == EP_OK) {
-        pthread_once(&hooked, hook_fork);
+        ep_lane_fork_hook(forget);
         err = ep_lane_worker_start(&ep_nng_reaper, out_error);
     }
     return err;

@@ -180,7 +180,7 @@ static ep_err take_name(const char *path, int *out_lock, ep_error *out_error)
     for (int i = 0; i < LOCK_TRIES; i++) {
         struct stat held;
         struct stat named;
-        int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        int fd = EP_LANE_FD(open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
         if (fd < 0) {
             return ep_error_set(out_error,
                                 errno == ENOENT || errno == ENOTDIR ? EP_ERR_INVALID_ARGUMENT
@@ -188,7 +188,7 @@ static ep_err take_name(const char *path, int *out_lock, ep_error *out_error)
                                 "cannot create %s: %s", name, strerror(errno));
         }
         if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-            close(fd);
+            ep_lane_fd_close(fd);
             return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address shm://%s is in use", path);
         }
         if (fstat(fd, &held) == 0 && stat(name, &named) == 0 && held.st_dev == named.st_dev &&
@@ -196,7 +196,7 @@ static ep_err take_name(const char *path, int *out_lock, ep_error *out_error)
             *out_lock = fd;
             return EP_OK;
         }
-        close(fd); /* whoever had it took the file away in between */
+        ep_lane_fd_close(fd); /* whoever had it took the file away in between */
     }
     return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address shm://%s is in use", path);
 }
@@ -206,7 +206,7 @@ static ep_err bind_and_listen(const char *path, bool others, int *out_socket, ep
     struct sockaddr_un name = {.sun_family = AF_UNIX};
     struct stat there;
     snprintf(name.sun_path, sizeof(name.sun_path), "%s", path);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = EP_LANE_FD(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (fd < 0) {
         return ep_error_set(out_error, EP_ERR_IO, "cannot create a socket: %s", strerror(errno));
     }
@@ -218,7 +218,7 @@ static ep_err bind_and_listen(const char *path, bool others, int *out_socket, ep
         chmod(path, others ? 0666 : 0600) != 0 || listen(fd, BACKLOG) != 0) {
         ep_err err = ep_error_set(out_error, errno == EADDRINUSE ? EP_ERR_UNAVAILABLE : EP_ERR_IO,
                                   "cannot listen on shm://%s: %s", path, strerror(errno));
-        close(fd);
+        ep_lane_fd_close(fd);
         return err;
     }
     *out_socket = fd;
@@ -244,18 +244,18 @@ ep_err ep_shm_path_listen(const char *path, bool others, int *out_socket, int *o
     }
     err = bind_and_listen(path, others, out_socket, out_error);
     if (err != EP_OK) {
-        close(lock);
+        ep_lane_fd_close(lock);
         return err;
     }
     *out_lock = lock;
     return EP_OK;
 }
 
-void ep_shm_path_close(const char *path, shm_held *lock)
+void ep_shm_path_close(const char *path, int lock)
 {
     char name[PATH_BYTES];
     snprintf(name, sizeof(name), "%s" LOCK_SUFFIX, path);
     unlink(path);
     unlink(name);
-    ep_shm_held_close(lock);
+    ep_lane_fd_close(lock);
 }

@@ -48,7 +48,7 @@ typedef struct shm_conn {
     ep_lane_conn lane;
     shm_loop *loop;
     uint32_t forks; /* of the process that has it */
-    shm_held socket;
+    int socket;
     shm_source source;
     ep_lane_job job;   /* posted with a reference */
     ep_lane_job retry; /* waits for memory */
@@ -109,7 +109,7 @@ static void post_lazy(shm_conn *conn)
 static void ring_bell(const shm_conn *conn)
 {
     /* A full socket holds wake-ups enough; an ended one is told by epoll. */
-    ssize_t n = send(conn->socket.fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    ssize_t n = send(conn->socket, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
     (void)n;
 }
 
@@ -216,7 +216,7 @@ ep_err ep_shm_conn_send(ep_conn *base, ep_send *send)
     if (err != EP_OK) {
         return err;
     }
-    if (conn->forks != ep_shm_forks()) {
+    if (conn->forks != ep_lane_forks()) {
         return EP_ERR_CLOSED;
     }
     bool bell = false;
@@ -405,12 +405,12 @@ static bool receive(shm_conn *conn)
 static void let_go(shm_conn *conn)
 {
     conn->ended = true;
-    ep_shm_loop_unwatch(conn->loop, conn->socket.fd);
+    ep_shm_loop_unwatch(conn->loop, conn->socket);
     ep_shm_loop_forget(conn->loop, &conn->retry);
     /* whoever copies has seen closing not set and holds it; nobody is inside */
     pthread_mutex_lock(conn->lane.lock);
-    shutdown(conn->socket.fd, SHUT_RDWR);
-    ep_shm_held_close(&conn->socket);
+    shutdown(conn->socket, SHUT_RDWR);
+    ep_lane_fd_close(conn->socket);
     ep_shm_memory_close(&conn->memory);
     pthread_mutex_unlock(conn->lane.lock);
     ep_buffer_unref(conn->frame);
@@ -469,7 +469,7 @@ static void read_bells(shm_conn *conn)
     char bells[256];
     conn->bells_unread = 0;
     for (int i = 0; i < BELL_READS_MAX; i++) {
-        if (recv(conn->socket.fd, bells, sizeof(bells), MSG_DONTWAIT) < (ssize_t)sizeof(bells)) {
+        if (recv(conn->socket, bells, sizeof(bells), MSG_DONTWAIT) < (ssize_t)sizeof(bells)) {
             return;
         }
     }
@@ -510,7 +510,7 @@ ep_err ep_shm_conn_create(const ep_lane_ops *lane, int taken_socket, shm_memory 
 {
     shm_conn *conn = calloc(1, sizeof(*conn));
     if (conn == NULL) {
-        close(taken_socket);
+        ep_lane_fd_close(taken_socket);
         ep_shm_memory_close(taken_memory);
         ep_accept_count_remove(taken_count);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a connection");
@@ -525,17 +525,17 @@ ep_err ep_shm_conn_create(const ep_lane_ops *lane, int taken_socket, shm_memory 
     conn->memory = *taken_memory;
     shm_spin_init(&conn->spin);
     ep_shm_memory_rings(&conn->memory, taken_count != NULL, &conn->out, &conn->in);
-    ep_shm_held_add(&conn->socket, taken_socket);
+    conn->socket = taken_socket;
     *out_conn = &conn->lane.base;
     if (ep_shm_loop_watch(conn->loop, taken_socket, &conn->source,
                           EPOLLIN | EPOLLRDHUP | EPOLLET) != EP_OK) {
         ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
         *out_conn = NULL;
-        ep_shm_held_close(&conn->socket);
+        ep_lane_fd_close(conn->socket);
         ep_shm_memory_close(&conn->memory);
         ep_lane_conn_abandon(&conn->lane);
         return EP_ERR_IO;
     }
-    conn->forks = ep_shm_forks();
+    conn->forks = ep_lane_forks();
     return EP_OK;
 }

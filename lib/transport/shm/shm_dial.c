@@ -20,7 +20,7 @@ typedef struct shm_dial {
     shm_access access;
     const char *path; /* in the URL */
     /* the loop's */
-    shm_held socket;
+    int socket;
     bool begun;
     bool over;
 } shm_dial;
@@ -30,11 +30,11 @@ static ep_err open_socket(shm_dial *d, ep_error *out_error)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
     snprintf(name.sun_path, sizeof(name.sun_path), "%s", d->path);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int fd = EP_LANE_FD(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    d->socket = fd;
     if (fd < 0) {
         return ep_error_set(out_error, EP_ERR_IO, "cannot create a socket: %s", strerror(errno));
     }
-    ep_shm_held_add(&d->socket, fd);
     if (connect(fd, (struct sockaddr *)&name, sizeof(name)) != 0) {
         ep_err err =
             errno == EACCES || errno == EPERM ? EP_ERR_PERMISSION_DENIED : EP_ERR_UNAVAILABLE;
@@ -54,7 +54,7 @@ static ep_err take_welcome(shm_dial *d, ep_conn **out_conn, ep_error *out_error)
     uint64_t ring_bytes;
     int memory_fd;
     shm_memory memory = {0};
-    ep_err err = ep_shm_welcome_receive(d->socket.fd, &ring_bytes, &memory_fd, out_error);
+    ep_err err = ep_shm_welcome_receive(d->socket, &ring_bytes, &memory_fd, out_error);
     if (err == EP_ERR_CANCELLED) {
         return err;
     }
@@ -62,7 +62,7 @@ static ep_err take_welcome(shm_dial *d, ep_conn **out_conn, ep_error *out_error)
         err = ep_shm_memory_adopt(memory_fd, ring_bytes, &memory, out_error);
         close(memory_fd);
     }
-    int socket = err == EP_OK ? fcntl(d->socket.fd, F_DUPFD_CLOEXEC, 0) : -1;
+    int socket = err == EP_OK ? EP_LANE_FD(fcntl(d->socket, F_DUPFD_CLOEXEC, 0)) : -1;
     if (err == EP_OK && socket < 0) {
         ep_shm_memory_close(&memory);
         err = ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
@@ -78,9 +78,9 @@ static ep_err take_welcome(shm_dial *d, ep_conn **out_conn, ep_error *out_error)
 
 static void over(shm_dial *d, ep_conn *conn, const ep_error *error)
 {
-    if (d->socket.fd >= 0) {
-        ep_shm_loop_unwatch(d->loop, d->socket.fd);
-        ep_shm_held_close(&d->socket);
+    if (d->socket >= 0) {
+        ep_shm_loop_unwatch(d->loop, d->socket);
+        ep_lane_fd_close(d->socket);
     }
     d->over = true;
     ep_lane_dial_report(&d->lane, conn, error);
@@ -139,7 +139,7 @@ ep_err ep_shm_dial(const ep_lane_ops *lane, const ep_lane_address *address,
     d->loop = ep_shm_loop_first();
     d->source.on_event = on_event;
     d->job.run = on_posted;
-    d->socket.fd = -1;
+    d->socket = -1;
     d->access = access;
     d->path = dial->url + (path - address->url);
     *out_dial = &dial->base; /* on_dial may need it */

@@ -21,6 +21,7 @@
 #include <sys/types.h>
 
 #include "transport/lane_accept.h"
+#include "transport/lane_fork.h"
 #include "transport/lane_worker.h"
 #include "transport/shm/shm_ring.h"
 
@@ -31,13 +32,6 @@ typedef struct shm_source {
     void (*on_event)(struct shm_source *source, uint32_t events);
 } shm_source;
 
-/* A descriptor that a forked child must not keep: it would hide our end from the peer. */
-typedef struct shm_held {
-    int fd; /* -1 none */
-    struct shm_held *next;
-    struct shm_held *previous;
-} shm_held;
-
 typedef struct shm_loop {
     pthread_mutex_t lock;
     pthread_t thread;
@@ -47,9 +41,9 @@ typedef struct shm_loop {
     bool timer_armed;
     ep_lane_jobs posted;
     ep_lane_job *later; /* the thread's */
-    shm_held epoll;
-    shm_held wake;
-    shm_held timer;
+    int epoll;
+    int wake;
+    int timer;
     shm_source wake_source;
     shm_source timer_source;
 } shm_loop;
@@ -78,13 +72,6 @@ void ep_shm_loop_forget(shm_loop *loop, ep_lane_job *job);
 /* events: of epoll. Errors: IO. */
 ep_err ep_shm_loop_watch(shm_loop *loop, int fd, shm_source *source, uint32_t events);
 void ep_shm_loop_unwatch(shm_loop *loop, int fd);
-/* Closed in forked children from now on. fd < 0: it holds none. */
-void ep_shm_held_add(shm_held *held, int fd);
-/* Closes it here. No-op when it holds none. */
-void ep_shm_held_close(shm_held *held);
-/* How many forks lie between this process and the one that loaded the library: what was made at
- * another number belongs to an ancestor, and nothing of it works here. */
-uint32_t ep_shm_forks(void);
 
 /* ---- shm_memory.c ---- */
 typedef struct shm_memory {
@@ -94,7 +81,7 @@ typedef struct shm_memory {
     bool counted; /* in ep_shm_stats: we made it */
 } shm_memory;
 
-/* Sealed, mapped, and its descriptor, which the caller closes. Errors: NO_MEMORY, IO. */
+/* Sealed, mapped, and its descriptor, for ep_lane_fd_close. Errors: NO_MEMORY, IO. */
 ep_err ep_shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd,
                             ep_error *out_error);
 /* Maps a descriptor from a peer, which may be anything. Errors: PROTOCOL, NO_MEMORY. */
@@ -144,7 +131,7 @@ ep_err ep_shm_access_check_listener(const shm_access *access, int socket, const 
 ep_err ep_shm_path_listen(const char *path, bool others, int *out_socket, int *out_lock,
                           ep_error *out_error);
 /* Removes the names and gives them free. */
-void ep_shm_path_close(const char *path, shm_held *lock);
+void ep_shm_path_close(const char *path, int lock);
 
 /* ---- shm_conn.c ---- */
 /* Takes socket, memory and count's place (NULL at the dialing end) in every case. Errors:

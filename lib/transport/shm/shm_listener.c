@@ -25,8 +25,8 @@ typedef struct shm_listener {
     shm_source source;
     ep_lane_job end;
     ep_lane_job retry; /* after a pause */
-    shm_held socket;
-    shm_held name_lock;
+    int socket;
+    int name_lock;
     shm_access access;
     const char *path; /* in the URL */
     /* guarded by lock */
@@ -51,14 +51,14 @@ static ep_err welcome(shm_listener *l, int taken_socket, const char *peer, ep_co
     ep_err err = ep_shm_memory_create(l->access.ring_bytes, &memory, &fd, out_error);
     if (err != EP_OK) {
         ep_shm_welcome_send(taken_socket, 0, -1, out_error);
-        close(taken_socket);
+        ep_lane_fd_close(taken_socket);
         ep_accept_count_remove(l->lane.count);
         return err;
     }
     bool sent = ep_shm_welcome_send(taken_socket, l->access.ring_bytes, fd, NULL);
-    close(fd);
+    ep_lane_fd_close(fd);
     if (!sent) {
-        close(taken_socket);
+        ep_lane_fd_close(taken_socket);
         ep_shm_memory_close(&memory);
         ep_accept_count_remove(l->lane.count);
         return ep_error_set(out_error, EP_ERR_CONNECTION_LOST, "%s left before it was welcomed",
@@ -75,7 +75,7 @@ static void refuse(shm_listener *l, int taken_socket, const ep_error *why)
     }
     l->lane.refusing = why->code == EP_ERR_RESOURCE_EXHAUSTED;
     ep_shm_welcome_send(taken_socket, 0, -1, why);
-    close(taken_socket);
+    ep_lane_fd_close(taken_socket);
 }
 
 static ep_conn *take_socket(shm_listener *l, int taken_socket)
@@ -142,7 +142,7 @@ static void pause_accepting(shm_listener *l)
 static void accept_all(shm_listener *l)
 {
     for (unsigned accepts = 0; !l->retry.waiting && begin_accept(l); accepts++) {
-        int fd = accept4(l->socket.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = EP_LANE_FD(accept4(l->socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
         bool none = fd < 0 && (errno == EAGAIN || errno == EINVAL);
         if (fd >= 0) {
             l->lane.backoff_ms = 0;
@@ -176,8 +176,7 @@ static void on_retry(ep_lane_job *job)
 
 static void listener_free(shm_listener *l)
 {
-    ep_shm_held_close(&l->socket);
-    ep_shm_held_close(&l->name_lock);
+    ep_lane_fd_close(l->socket);
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->lock);
     ep_lane_listener_free(&l->lane);
@@ -187,23 +186,15 @@ static void listener_free(shm_listener *l)
 static void on_end(ep_lane_job *job)
 {
     shm_listener *l = (shm_listener *)(void *)((char *)job - offsetof(shm_listener, end));
-    ep_shm_loop_unwatch(l->loop, l->socket.fd);
+    ep_shm_loop_unwatch(l->loop, l->socket);
     ep_shm_loop_forget(l->loop, &l->retry);
     listener_free(l);
 }
 
 static ep_err listener_open(shm_listener *l, ep_error *out_error)
 {
-    int socket;
-    int name_lock;
     bool others = l->access.uids_count > 0 || l->access.gids_count > 0;
-    ep_err err = ep_shm_path_listen(l->path, others, &socket, &name_lock, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    ep_shm_held_add(&l->socket, socket);
-    ep_shm_held_add(&l->name_lock, name_lock);
-    return EP_OK;
+    return ep_shm_path_listen(l->path, others, &l->socket, &l->name_lock, out_error);
 }
 
 ep_err ep_shm_listen(const ep_lane_ops *lane, const ep_lane_address *address,
@@ -228,8 +219,7 @@ ep_err ep_shm_listen(const ep_lane_ops *lane, const ep_lane_address *address,
     l->source.on_event = on_event;
     l->end.run = on_end;
     l->retry.run = on_retry;
-    l->socket.fd = -1;
-    l->name_lock.fd = -1;
+    l->socket = -1;
     l->access = access;
     l->path = listener->url + (path - address->url);
     err = listener_open(l, out_error);
@@ -238,11 +228,11 @@ ep_err ep_shm_listen(const ep_lane_ops *lane, const ep_lane_address *address,
         return err;
     }
     *out_listener = &listener->base; /* on_accept may need it */
-    l->forks = ep_shm_forks();
-    if (ep_shm_loop_watch(l->loop, l->socket.fd, &l->source, EPOLLIN | EPOLLET) != EP_OK) {
+    l->forks = ep_lane_forks();
+    if (ep_shm_loop_watch(l->loop, l->socket, &l->source, EPOLLIN | EPOLLET) != EP_OK) {
         *out_listener = NULL;
         err = ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
-        ep_shm_path_close(l->path, &l->name_lock);
+        ep_shm_path_close(l->path, l->name_lock);
         listener_free(l);
     }
     return err;
@@ -251,7 +241,7 @@ ep_err ep_shm_listen(const ep_lane_ops *lane, const ep_lane_address *address,
 void ep_shm_listener_close(ep_listener *base)
 {
     shm_listener *l = (shm_listener *)base;
-    if (l->forks != ep_shm_forks()) {
+    if (l->forks != ep_lane_forks()) {
         return; /* the name and the thread are the parent's */
     }
     pthread_mutex_lock(&l->lock);
@@ -260,7 +250,7 @@ void ep_shm_listener_close(ep_listener *base)
         pthread_cond_wait(&l->changed, &l->lock);
     }
     pthread_mutex_unlock(&l->lock);
-    shutdown(l->socket.fd, SHUT_RDWR);
-    ep_shm_path_close(l->path, &l->name_lock);
+    shutdown(l->socket, SHUT_RDWR);
+    ep_shm_path_close(l->path, l->name_lock);
     ep_shm_loop_post(l->loop, &l->end);
 }

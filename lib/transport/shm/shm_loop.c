@@ -36,76 +36,9 @@ typedef struct shm_lane {
 
 static shm_lane lane = LANE_AT_REST;
 
-/* ---- descriptors that forked children must not keep ---- */
-
-static struct {
-    pthread_mutex_t lock;
-    pthread_once_t once;
-    shm_held *first;
-    uint32_t forks; /* atomic */
-} helds = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
-
-static void before_fork(void)
+static void forget(void)
 {
-    pthread_mutex_lock(&helds.lock);
-}
-
-static void after_fork_in_parent(void)
-{
-    pthread_mutex_unlock(&helds.lock);
-}
-
-/* What there is belongs to the parent: the child begins with a lane at rest. */
-static void after_fork_in_child(void)
-{
-    __atomic_fetch_add(&helds.forks, 1, __ATOMIC_RELAXED);
-    for (shm_held *held = helds.first; held != NULL; held = held->next) {
-        close(held->fd);
-        held->fd = -1; /* the number may soon be another file's */
-    }
-    helds.first = NULL;
-    lane = LANE_AT_REST; /* some of those are its own */
-    ep_lane_holds_forget();
-    pthread_mutex_unlock(&helds.lock);
-}
-
-static void hook_fork(void)
-{
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-}
-
-uint32_t ep_shm_forks(void)
-{
-    return __atomic_load_n(&helds.forks, __ATOMIC_RELAXED);
-}
-
-void ep_shm_held_add(shm_held *held, int fd)
-{
-    if (fd < 0) { /* ep_shm_held_close would leave it in the list */
-        *held = (shm_held){.fd = -1};
-        return;
-    }
-    pthread_mutex_lock(&helds.lock);
-    *held = (shm_held){.fd = fd, .next = helds.first};
-    if (held->next != NULL) {
-        held->next->previous = held;
-    }
-    helds.first = held;
-    pthread_mutex_unlock(&helds.lock);
-}
-
-void ep_shm_held_close(shm_held *held)
-{
-    pthread_mutex_lock(&helds.lock);
-    if (held->fd >= 0) {
-        *(held->previous != NULL ? &held->previous->next : &helds.first) = held->next;
-        if (held->next != NULL) {
-            held->next->previous = held->previous;
-        }
-        close(held->fd);
-        held->fd = -1;
-    }
-    pthread_mutex_unlock(&helds.lock);
+    lane = LANE_AT_REST;
 }
 
 /* ---- posting ---- */
@@ -118,7 +51,7 @@ static bool on_thread(const shm_loop *loop)
 static void ring_self(shm_loop *loop)
 {
     uint64_t one = 1;
-    ssize_t n = write(loop->wake.fd, &one, sizeof(one));
+    ssize_t n = write(loop->wake, &one, sizeof(one));
     (void)n; /* it fails only when a wake-up is there already */
 }
 
@@ -154,7 +87,7 @@ void ep_shm_loop_post_lazy(shm_loop *loop, ep_lane_job *job)
     ep_lane_jobs_push(&loop->posted, job);
     if (!loop->woken && !loop->timer_armed && !on_thread(loop)) {
         loop->timer_armed = true;
-        timerfd_settime(loop->timer.fd, 0, &soon, NULL);
+        timerfd_settime(loop->timer, 0, &soon, NULL);
     }
     pthread_mutex_unlock(&loop->lock);
 }
@@ -240,7 +173,7 @@ static void *loop_main(void *arg)
         if (stop) {
             return NULL;
         }
-        int count = epoll_wait(loop->epoll.fd, events, EVENTS_MAX, sleep_ms(loop, run_due(loop)));
+        int count = epoll_wait(loop->epoll, events, EVENTS_MAX, sleep_ms(loop, run_due(loop)));
         for (int i = 0; i < count; i++) {
             shm_source *source = events[i].data.ptr;
             source->on_event(source, events[i].events);
@@ -252,21 +185,21 @@ static void *loop_main(void *arg)
 ep_err ep_shm_loop_watch(shm_loop *loop, int fd, shm_source *source, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.ptr = source};
-    return epoll_ctl(loop->epoll.fd, EPOLL_CTL_ADD, fd, &event) == 0 ? EP_OK : EP_ERR_IO;
+    return epoll_ctl(loop->epoll, EPOLL_CTL_ADD, fd, &event) == 0 ? EP_OK : EP_ERR_IO;
 }
 
 void ep_shm_loop_unwatch(shm_loop *loop, int fd)
 {
-    epoll_ctl(loop->epoll.fd, EPOLL_CTL_DEL, fd, NULL);
+    epoll_ctl(loop->epoll, EPOLL_CTL_DEL, fd, NULL);
 }
 
 /* ---- start and end ---- */
 
 static void loop_close(shm_loop *loop)
 {
-    ep_shm_held_close(&loop->epoll);
-    ep_shm_held_close(&loop->wake);
-    ep_shm_held_close(&loop->timer);
+    ep_lane_fd_close(loop->epoll);
+    ep_lane_fd_close(loop->wake);
+    ep_lane_fd_close(loop->timer);
     pthread_mutex_destroy(&loop->lock);
 }
 
@@ -274,13 +207,13 @@ static ep_err loop_open(shm_loop *loop, const char *name)
 {
     *loop = (shm_loop){.wake_source.on_event = on_wake, .timer_source.on_event = on_timer};
     pthread_mutex_init(&loop->lock, NULL);
-    ep_shm_held_add(&loop->epoll, epoll_create1(EPOLL_CLOEXEC));
-    ep_shm_held_add(&loop->wake, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    ep_shm_held_add(&loop->timer, timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+    loop->epoll = EP_LANE_FD(epoll_create1(EPOLL_CLOEXEC));
+    loop->wake = EP_LANE_FD(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    loop->timer = EP_LANE_FD(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
     bool ok =
-        loop->epoll.fd >= 0 && loop->wake.fd >= 0 && loop->timer.fd >= 0 &&
-        ep_shm_loop_watch(loop, loop->wake.fd, &loop->wake_source, EPOLLIN | EPOLLET) == EP_OK &&
-        ep_shm_loop_watch(loop, loop->timer.fd, &loop->timer_source, EPOLLIN | EPOLLET) == EP_OK &&
+        loop->epoll >= 0 && loop->wake >= 0 && loop->timer >= 0 &&
+        ep_shm_loop_watch(loop, loop->wake, &loop->wake_source, EPOLLIN | EPOLLET) == EP_OK &&
+        ep_shm_loop_watch(loop, loop->timer, &loop->timer_source, EPOLLIN | EPOLLET) == EP_OK &&
         ep_lane_thread_create(name, loop_main, loop, &loop->thread) == EP_OK;
     if (!ok) {
         loop_close(loop);
@@ -319,7 +252,7 @@ ep_err ep_shm_loops_start(ep_error *out_error)
 {
     static const char *const names[SHM_LOOPS_MAX] = {"ep-shm-0", "ep-shm-1", "ep-shm-2",
                                                      "ep-shm-3"};
-    pthread_once(&helds.once, hook_fork);
+    ep_lane_fork_hook(forget);
     pthread_mutex_lock(&lane.lock);
     ep_err err = EP_OK;
     if (lane.loops_count == 0) {

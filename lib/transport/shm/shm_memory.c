@@ -63,7 +63,7 @@ static ep_err map(int fd, size_t ring_bytes, shm_memory *out_memory, ep_error *o
 ep_err ep_shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd,
                             ep_error *out_error)
 {
-    int fd = memfd_create("expertd-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = EP_LANE_FD(memfd_create("expertd-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (fd < 0) {
         return ep_error_set(out_error, EP_ERR_IO, "memfd_create: %s", strerror(errno));
     }
@@ -77,7 +77,7 @@ ep_err ep_shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_
         err = map(fd, ring_bytes, out_memory, out_error);
     }
     if (err != EP_OK) {
-        close(fd);
+        ep_lane_fd_close(fd);
         return err;
     }
     out_memory->counted = true;

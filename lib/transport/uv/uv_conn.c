@@ -313,7 +313,7 @@ static void on_handle_closed(uv_handle_t *handle)
     int fd = conn->fd;
     conn->fd = -1;
     pthread_mutex_unlock(conn->lane.lock);
-    ep_uv_socket_close(fd);
+    ep_lane_fd_close(fd);
     ep_lane_conn_let_go(&conn->lane);
     conn->state = CONN_ENDED;
     kick(&conn->lane); /* finishes in its job */
@@ -392,7 +392,7 @@ ep_err ep_uv_conn_create(const ep_lane_ops *lane, int taken_fd,
     uv_conn *conn = calloc(1, sizeof(*conn));
     if (conn == NULL || ep_assembler_init(&conn->lane.assembler, true) != EP_OK) {
         free(conn);
-        ep_uv_socket_close(taken_fd);
+        ep_lane_fd_close(taken_fd);
         ep_accept_count_remove(taken_count);
         return EP_ERR_NO_MEMORY;
     }

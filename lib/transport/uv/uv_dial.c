@@ -44,7 +44,7 @@ static void report(uv_dial *d, const ep_error *why)
     ep_conn *conn = NULL;
     ep_error error;
     if (why != NULL && d->fd >= 0) {
-        ep_uv_socket_close(d->fd);
+        ep_lane_fd_close(d->fd);
     } else if (why == NULL) {
         struct sockaddr_storage address;
         memset(&address, 0, sizeof(address));
@@ -78,7 +78,7 @@ static void attempt_over(uv_dial *d)
         return;
     }
     if (d->fd >= 0) {
-        ep_uv_socket_close(d->fd);
+        ep_lane_fd_close(d->fd);
         d->fd = -1;
     }
     if (d->at->ai_next != NULL) {
@@ -114,7 +114,7 @@ static void on_connected(uv_poll_t *poll, int status, int events)
 
 static void try_address(uv_dial *d)
 {
-    d->fd = ep_uv_socket_open(d->at->ai_family);
+    d->fd = EP_LANE_FD(socket(d->at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (d->fd < 0) {
         d->failed = errno;
         attempt_over(d);

@@ -24,6 +24,7 @@
 #include <uv.h>
 
 #include "transport/lane_accept.h"
+#include "transport/lane_fork.h"
 #include "transport/lane_worker.h"
 
 typedef struct ep_uv_loop_worker ep_uv_loop_worker;
@@ -69,15 +70,6 @@ ep_err ep_uv_dial(const ep_lane_ops *lane, const ep_lane_address *address,
 
 /* uv_socket.c */
 ep_err ep_uv_err(int errno_number);
-/*
- * The lane's sockets, which a forked child must not keep: the peer would not see our end as long as
- * the child lives. They are CLOEXEC and do not block. -1 with errno.
- */
-int ep_uv_socket_open(int family);
-int ep_uv_socket_accept(int listener, struct sockaddr_storage *out_address);
-void ep_uv_socket_close(int fd);
-/* From now on children begin without them. */
-void ep_uv_sockets_hook_fork(void);
 void ep_uv_socket_set_options(int fd);
 /*
  * Of a connected socket: no pacing towards a peer on this machine. There is no network to be kind

@@ -39,7 +39,7 @@ static void take_socket(uv_listener *l, int taken_fd, const struct sockaddr_stor
 {
     ep_conn *conn;
     if (!ep_lane_listener_admit(&l->lane)) {
-        ep_uv_socket_close(taken_fd);
+        ep_lane_fd_close(taken_fd);
         return;
     }
     ep_uv_socket_set_options(taken_fd);
@@ -84,7 +84,9 @@ static void on_acceptable(uv_poll_t *poll, int status, int events)
     }
     for (int i = 0; i < ACCEPTS_MAX && !is_closing(l); i++) {
         struct sockaddr_storage address;
-        int fd = ep_uv_socket_accept(l->fd, &address);
+        socklen_t bytes = sizeof(address);
+        int fd = EP_LANE_FD(
+            accept4(l->fd, (struct sockaddr *)&address, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (fd >= 0) {
             l->lane.backoff_ms = 0;
             take_socket(l, fd, &address);
@@ -103,7 +105,7 @@ static void on_handle_closed(uv_handle_t *handle)
     if (--l->handles > 0) {
         return;
     }
-    ep_uv_socket_close(l->fd);
+    ep_lane_fd_close(l->fd);
     pthread_mutex_lock(&l->lock);
     l->closed = true;
     pthread_cond_broadcast(&l->changed);
@@ -152,14 +154,14 @@ static int open_socket(const struct addrinfo *list)
     int fd = -1;
     for (const struct addrinfo *at = list; at != NULL && fd < 0; at = at->ai_next) {
         int on = 1;
-        fd = ep_uv_socket_open(at->ai_family);
+        fd = EP_LANE_FD(socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
         if (fd < 0) {
             continue;
         }
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
         if (bind(fd, at->ai_addr, at->ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0) {
             int failed = errno;
-            ep_uv_socket_close(fd);
+            ep_lane_fd_close(fd);
             fd = -1;
             errno = failed;
         }

@@ -46,7 +46,6 @@ typedef struct uv_lane {
     }
 
 static uv_lane lane = LANE_AT_REST;
-static pthread_once_t hooked = PTHREAD_ONCE_INIT;
 static uint32_t next_worker;                /* atomic */
 static uint64_t busy_poll_ns;               /* atomic */
 static uint64_t polls;                      /* atomic */
@@ -192,18 +191,10 @@ static void worker_stop(ep_uv_loop_worker *worker)
     pthread_mutex_destroy(&worker->lock);
 }
 
-/* Threads, loops and connections are the parent's: the child begins with none of its own. */
-static void after_fork_in_child(void)
+static void forget(void)
 {
     lane = LANE_AT_REST;
     current = NULL;
-    ep_lane_holds_forget();
-}
-
-static void hook_fork(void)
-{
-    ep_uv_sockets_hook_fork();
-    pthread_atfork(NULL, NULL, after_fork_in_child);
 }
 
 /* Two at least: bulk traffic on one connection must not delay another's small frames. More help
@@ -217,7 +208,7 @@ static uint32_t wanted_workers(void)
 ep_err ep_uv_loop_workers_start(ep_error *out_error)
 {
     ep_err err = EP_OK;
-    pthread_once(&hooked, hook_fork);
+    ep_lane_fork_hook(forget);
     pthread_mutex_lock(&lane.lock);
     if (!lane.running) {
         uint32_t wanted = wanted_workers();

@@ -5,6 +5,9 @@
 #include <sched.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "lane_fixture.h"
@@ -753,6 +756,81 @@ Test(transport, reports_a_cancelled_dial_once)
         }
     }
     cr_assert_gt(cancelled, 0u);
+}
+
+#define CHILDREN 60
+#define FDS_MAX 1024
+
+static bool dialing_ends; /* atomic */
+
+static void *dial_on(void *arg)
+{
+    const ep_lane_address *address = arg;
+    while (!__atomic_load_n(&dialing_ends, __ATOMIC_ACQUIRE)) {
+        ep_dial *dial;
+        ep_error error;
+        const unsigned before = __atomic_load_n(&dial_calls, __ATOMIC_ACQUIRE);
+        cr_assert_eq(
+            world.ops->dial(world.ops, address, &world.limits, count_dial, NULL, &dial, &error),
+            EP_OK, "%s", error.text);
+        while (__atomic_load_n(&dial_calls, __ATOMIC_ACQUIRE) == before) {
+            sched_yield();
+        }
+        ep_dial_release(dial);
+        if (dial_conn != NULL) {
+            ep_conn_release(dial_conn);
+        }
+    }
+    return NULL;
+}
+
+/* Sockets that this process has, or had when `before` was filled. Only calls of a forked child. */
+static unsigned find_sockets(bool before[FDS_MAX], bool fills)
+{
+    unsigned found = 0;
+    for (int fd = 0; fd < FDS_MAX; fd++) {
+        int family;
+        socklen_t bytes = sizeof(family);
+        bool is = getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &bytes) == 0;
+        found += is && !before[fd];
+        before[fd] = fills ? is : before[fd];
+    }
+    return found;
+}
+
+/* Whenever it was forked: a socket that is just being made or accepted is one too. nng tells nobody
+ * which are its own. */
+Test(transport, a_child_of_a_process_that_connects_has_none_of_its_sockets)
+{
+    static bool before[FDS_MAX];
+    ep_lane_address address;
+    ep_error error;
+    pthread_t dialer;
+    unsigned holders = 0;
+    if (world.ops == &ep_nng_stream_lane) {
+        return;
+    }
+    find_sockets(before, true);
+    world_address(&world, true, &address);
+    cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, release_accepted, NULL,
+                                   &world.listener, &error),
+                 EP_OK, "%s", error.text);
+    ep_listener_url(world.listener, world.dial_url, sizeof(world.dial_url));
+    world_address(&world, false, &address);
+    cr_assert_eq(pthread_create(&dialer, NULL, dial_on, &address), 0);
+    for (int i = 0; i < CHILDREN; i++) {
+        int status;
+        pid_t child = fork();
+        cr_assert_geq(child, 0);
+        if (child == 0) {
+            _exit(find_sockets(before, false) > 0);
+        }
+        cr_assert_eq(waitpid(child, &status, 0), child);
+        holders += !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+    }
+    __atomic_store_n(&dialing_ends, true, __ATOMIC_RELEASE);
+    pthread_join(dialer, NULL);
+    cr_assert_eq(holders, 0u);
 }
 
 Test(transport, refuses_wrong_arguments_by_name)
