@@ -393,7 +393,7 @@ static ep_err dial_peer(ep_group *group, uint32_t rank, ep_error *out_error)
                            "cannot dial rank %" PRIu32 " at %s", rank, address.url);
     } else {
         *arg = (dial_arg){group, rank};
-        err = lane->dial(lane, &address, &limits, on_dial, arg, &peer->dial, out_error);
+        err = ep_lane_dial_begin(lane, &address, &limits, on_dial, arg, &peer->dial, out_error);
     }
     if (err != EP_OK) {
         free(arg);
@@ -534,8 +534,8 @@ static ep_err open_listener(ep_group *group, const ep_group_config *config, ep_e
     ep_lane_address address = {.url = url,
                                .tls = strncmp(url, "tls+tcp://", 10) == 0 ? &group->tls : NULL};
     group->lane = ep_lane_for_url(url);
-    ep_err err = group->lane->listen(group->lane, &address, &group->limits, ep_group_accepted,
-                                     group, &group->listener, out_error);
+    ep_err err = ep_lane_listen(group->lane, &address, &group->limits, ep_group_accepted, group,
+                                &group->listener, out_error);
     return err != EP_OK ? err : choose_own_url(group, config, out_error);
 }
 

@@ -433,8 +433,8 @@ static void dial_now(ep_rpc_channel *channel)
     if (err != EP_OK) {
         ep_error_set(&why, err, "no memory for the dial's timer");
     } else {
-        err = channel->lane->dial(channel->lane, &address, &channel->lane_limits, dialled, channel,
-                                  &dial, &why);
+        err = ep_lane_dial_begin(channel->lane, &address, &channel->lane_limits, dialled, channel,
+                                 &dial, &why);
     }
     if (err != EP_OK) {
         lost(channel, NULL, &why);

@@ -244,7 +244,7 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
     }
     place->places = ep_accept_places(&limits, address->url);
     ep_listener *listener = NULL;
-    ep_err err = lane->listen(lane, address, &limits, accepted, place, &listener, out_error);
+    ep_err err = ep_lane_listen(lane, address, &limits, accepted, place, &listener, out_error);
     pthread_mutex_lock(&server->lock);
     if (err == EP_OK) {
         ep_listener_url(listener, place->url, sizeof(place->url));

@@ -60,16 +60,15 @@ static void leave_descriptors(ep_lane_limits *limits, const char *url)
 
 /* ---- a listener ---- */
 
-ep_err ep_lane_listener_create(size_t bytes, const ep_lane_ops *lane,
-                               const ep_lane_address *address, const ep_lane_limits *limits,
-                               ep_accept_func on_accept, void *arg, ep_lane_listener **out_listener,
-                               ep_error *out_error)
+ep_err ep_lane_listen(const ep_lane_ops *lane, const ep_lane_address *address,
+                      const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
+                      ep_listener **out_listener, ep_error *out_error)
 {
     ep_err err = ep_lane_limits_check(limits, true, out_error);
     if (err != EP_OK) {
         return err;
     }
-    ep_lane_listener *listener = calloc(1, bytes);
+    ep_lane_listener *listener = calloc(1, lane->listener_bytes);
     ep_accept_count *count = calloc(1, sizeof(*count));
     if (listener == NULL || count == NULL) {
         free(listener);
@@ -83,14 +82,23 @@ ep_err ep_lane_listener_create(size_t bytes, const ep_lane_ops *lane,
     listener->arg = arg;
     listener->count = count;
     snprintf(listener->url, sizeof(listener->url), "%s", address->url);
+    pthread_mutex_init(&listener->lock, NULL);
+    pthread_cond_init(&listener->changed, NULL);
     ep_lane_hold();
-    *out_listener = listener;
-    return EP_OK;
+    *out_listener = &listener->base; /* on_accept may need it */
+    err = lane->listen(&listener->base, address, out_error);
+    if (err != EP_OK) {
+        *out_listener = NULL;
+        ep_lane_listener_free(listener);
+    }
+    return err;
 }
 
 void ep_lane_listener_free(ep_lane_listener *listener)
 {
     count_unref(listener->count);
+    pthread_cond_destroy(&listener->changed);
+    pthread_mutex_destroy(&listener->lock);
     free(listener);
     ep_lane_drop();
 }

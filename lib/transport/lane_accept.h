@@ -4,6 +4,8 @@
 #ifndef EP_TRANSPORT_LANE_ACCEPT_H
 #define EP_TRANSPORT_LANE_ACCEPT_H
 
+#include <pthread.h>
+
 #include "transport/transport.h"
 
 /* Connections a listener has accepted and that have not ended; outlives the listener. */
@@ -25,16 +27,13 @@ typedef struct ep_lane_listener {
     void *arg;
     ep_accept_count *count;
     char url[EP_ADDRESS_BYTES]; /* with the real port once it is bound */
+    pthread_mutex_t lock;       /* the lane's, as changed */
+    pthread_cond_t changed;
     /* touched by whoever accepts, one at a time */
     uint32_t backoff_ms; /* after failures in a row; 0: the newest accept went well */
     bool refusing;       /* the newest newcomer found no place, and that is logged */
 } ep_lane_listener;
 
-/* A zeroed lane's listener of so many bytes. Errors: INVALID_ARGUMENT (limits), NO_MEMORY. */
-ep_err ep_lane_listener_create(size_t bytes, const ep_lane_ops *lane,
-                               const ep_lane_address *address, const ep_lane_limits *limits,
-                               ep_accept_func on_accept, void *arg, ep_lane_listener **out_listener,
-                               ep_error *out_error);
 void ep_lane_listener_free(ep_lane_listener *listener);
 /* Takes a place of count for a newcomer. False: all are taken, which is logged once. */
 bool ep_lane_listener_admit(ep_lane_listener *listener);

@@ -8,15 +8,15 @@
 #include "base/check.h"
 #include "transport/lane_common.h"
 
-ep_err ep_lane_dial_create(size_t bytes, const ep_lane_ops *lane, const ep_lane_address *address,
-                           const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                           ep_lane_dial **out_dial, ep_error *out_error)
+ep_err ep_lane_dial_begin(const ep_lane_ops *lane, const ep_lane_address *address,
+                          const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
+                          ep_dial **out_dial, ep_error *out_error)
 {
     ep_err err = ep_lane_limits_check(limits, false, out_error);
     if (err != EP_OK) {
         return err;
     }
-    ep_lane_dial *dial = calloc(1, bytes);
+    ep_lane_dial *dial = calloc(1, lane->dial_bytes);
     if (dial == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a dial");
     }
@@ -29,8 +29,14 @@ ep_err ep_lane_dial_create(size_t bytes, const ep_lane_ops *lane, const ep_lane_
     dial->refs = 2;
     snprintf(dial->url, sizeof(dial->url), "%s", address->url);
     ep_lane_hold();
-    *out_dial = dial;
-    return EP_OK;
+    *out_dial = &dial->base; /* on_dial may need it */
+    err = lane->dial(&dial->base, address, out_error);
+    if (err != EP_OK) {
+        *out_dial = NULL;
+        ep_lane_dial_over(dial);
+        ep_lane_dial_unref(dial);
+    }
+    return err;
 }
 
 void ep_lane_dial_ref(ep_lane_dial *dial)
@@ -51,12 +57,6 @@ void ep_lane_dial_over(ep_lane_dial *dial)
 {
     ep_lane_dial_unref(dial);
     ep_lane_drop();
-}
-
-void ep_lane_dial_abandon(ep_lane_dial *dial)
-{
-    ep_lane_dial_over(dial);
-    ep_lane_dial_unref(dial);
 }
 
 bool ep_lane_dial_is_cancelled(ep_lane_dial *dial)

@@ -34,15 +34,6 @@ typedef struct ep_lane_dial {
     pthread_t runner; /* while on_dial runs */
 } ep_lane_dial;
 
-/*
- * A zeroed lane's dial of so many bytes, with one reference for the owner and one for the lane.
- * Errors: INVALID_ARGUMENT (limits), NO_MEMORY.
- */
-ep_err ep_lane_dial_create(size_t bytes, const ep_lane_ops *lane, const ep_lane_address *address,
-                           const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                           ep_lane_dial **out_dial, ep_error *out_error);
-/* Before anything is under way and anybody knows it. */
-void ep_lane_dial_abandon(ep_lane_dial *dial);
 void ep_lane_dial_ref(ep_lane_dial *dial);
 void ep_lane_dial_unref(ep_lane_dial *dial);
 bool ep_lane_dial_is_cancelled(ep_lane_dial *dial);

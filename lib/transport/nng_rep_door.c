@@ -636,8 +636,8 @@ ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_lim
         door_free(door);
         return ep_error_set(out_error, err, "cannot start the door's thread");
     }
-    err = door->lane->listen(door->lane, address, &door->lane_limits, accepted, door,
-                             &door->listener, out_error);
+    err = ep_lane_listen(door->lane, address, &door->lane_limits, accepted, door, &door->listener,
+                         out_error);
     if (err != EP_OK) {
         stop_thread(door);
         door_free(door);

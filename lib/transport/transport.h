@@ -183,12 +183,12 @@ typedef struct ep_lane_ops {
     const char *name;           /* "uv-stream", "shm", "loopback": as offered in Hello */
     const char *const *schemes; /* NULL-terminated: "tcp", "tls+tcp" */
 
-    /* lane, in listen and dial: this table. */
-    /* Starts accepting; returns when the port is bound. Blocks shortly. Errors: INVALID_ARGUMENT,
-     * UNAVAILABLE (address in use). */
-    ep_err (*listen)(const struct ep_lane_ops *lane, const ep_lane_address *address,
-                     const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                     ep_listener **out_listener, ep_error *out_error);
+    size_t listener_bytes; /* of its listener, which begins with ep_lane_listener */
+    size_t dial_bytes;     /* of its dial, which begins with ep_lane_dial */
+
+    /* Of ep_lane_listen, with a zeroed listener but for its ep_lane_listener. On error it undoes
+     * what it did; the caller frees. */
+    ep_err (*listen)(ep_listener *listener, const ep_lane_address *address, ep_error *out_error);
     /* Stops accepting, waits for a running on_accept; accepted connections live on. Not from a
      * callback. */
     void (*listener_close)(ep_listener *listener);
@@ -199,14 +199,8 @@ typedef struct ep_lane_ops {
      */
     ep_err (*listener_renew_tls)(ep_listener *listener, ep_error *out_error);
 
-    /*
-     * Begins a dial; on_dial is called exactly once unless dial fails here. *out_dial must be
-     * released by ep_dial_release; it is written before on_dial can run. A tls+tcp dial succeeds
-     * before the handshake: a refused peer is on_closed.
-     */
-    ep_err (*dial)(const struct ep_lane_ops *lane, const ep_lane_address *address,
-                   const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                   ep_dial **out_dial, ep_error *out_error);
+    /* Of ep_lane_dial_begin, likewise. */
+    ep_err (*dial)(ep_dial *dial, const ep_lane_address *address, ep_error *out_error);
     ep_err (*conn_send)(ep_conn *conn, ep_send *send);
     /* Of sends that are done: bytes the peer's system does not have yet, which are lost when this
      * side closes. NULL: there are none, or the lane cannot tell (nng). */
@@ -272,6 +266,22 @@ const ep_lane_ops *ep_lane_for_url(const char *url);
  * the network library's threads stay until the process ends.
  */
 void ep_transport_fini(void);
+
+/*
+ * Starts accepting; returns when the port is bound. Blocks shortly. *out_listener is written before
+ * on_accept can run, NULL on error. Errors: INVALID_ARGUMENT, UNAVAILABLE (address in use).
+ */
+ep_err ep_lane_listen(const ep_lane_ops *lane, const ep_lane_address *address,
+                      const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
+                      ep_listener **out_listener, ep_error *out_error);
+/*
+ * Begins a dial; on_dial is called exactly once unless this fails. *out_dial must be released by
+ * ep_dial_release; it is written before on_dial can run, NULL on error. A tls+tcp dial succeeds
+ * before the handshake: a refused peer is on_closed.
+ */
+ep_err ep_lane_dial_begin(const ep_lane_ops *lane, const ep_lane_address *address,
+                          const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
+                          ep_dial **out_dial, ep_error *out_error);
 
 /* Address with the real port, e.g. "tcp://127.0.0.1:38211". */
 void ep_listener_url(ep_listener *listener, char *out_url, size_t bytes);

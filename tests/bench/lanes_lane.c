@@ -159,7 +159,7 @@ static void serve(lane_state *s, const char *url, int url_fd)
     ep_error error;
     char real[EP_ADDRESS_BYTES] = "";
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (s->lane->listen(s->lane, &address, &limits, on_accept, s, &listener, &error) != EP_OK) {
+    if (ep_lane_listen(s->lane, &address, &limits, on_accept, s, &listener, &error) != EP_OK) {
         lanes_fail("lane listen", error.text);
     }
     ep_listener_url(listener, real, sizeof(real));
@@ -212,7 +212,7 @@ static void lane_connect(lanes_form *form)
     s->payload = s->payload_buffer->data;
     memset(s->payload, 1, LANES_BYTES_MAX);
     sem_init(&s->ready, 0, 0);
-    if (s->lane->dial(s->lane, &address, &limits, on_dial, s, &dial, &error) != EP_OK) {
+    if (ep_lane_dial_begin(s->lane, &address, &limits, on_dial, s, &dial, &error) != EP_OK) {
         lanes_fail("lane dial", error.text);
     }
     sem_wait(&s->ready);

@@ -182,8 +182,8 @@ static void dial(rank_mesh *mesh, uint32_t to, const char *address)
     const ep_lane_ops *lane = ep_lane_for_url(url);
     while (peer->conn == NULL) {
         peer->taken = 0;
-        if (lane->dial(lane, &lane_address, &mesh->limits, on_dialled, peer, &peer->dial, &error) !=
-            EP_OK) {
+        if (ep_lane_dial_begin(lane, &lane_address, &mesh->limits, on_dialled, peer, &peer->dial,
+                               &error) != EP_OK) {
             broken("dial", &error);
         }
         pthread_mutex_lock(&mesh->lock);
@@ -236,7 +236,7 @@ rank_mesh *rank_mesh_open(uint32_t rank, uint32_t ranks, const char *const *addr
     snprintf(url, sizeof(url), "tcp://%s:%u", addresses[rank], port);
     const ep_lane_address own = {.url = url};
     const ep_lane_ops *lane = ep_lane_for_url(url);
-    if (lane->listen(lane, &own, &mesh->limits, on_accept, mesh, &mesh->listener, &error) !=
+    if (ep_lane_listen(lane, &own, &mesh->limits, on_accept, mesh, &mesh->listener, &error) !=
         EP_OK) {
         broken("listen", &error);
     }

@@ -319,8 +319,8 @@ static void on_listening(void *arg, const char *url)
     w.dials = CONNECTIONS - w.scene->rank;
     for (size_t c = w.scene->rank; c < CONNECTIONS; c++) {
         ep_error error;
-        FUZZ_CHECK(ep_loopback_lane.dial(&ep_loopback_lane, &address, &limits, on_dial, &w.peers[c],
-                                         &w.peers[c].dial, &error) == EP_OK);
+        FUZZ_CHECK(ep_lane_dial_begin(&ep_loopback_lane, &address, &limits, on_dial, &w.peers[c],
+                                      &w.peers[c].dial, &error) == EP_OK);
     }
     wait_for(&w.dials, NULL);
     if (w.scene->rank == 0) {
@@ -437,8 +437,8 @@ static void prepare(void)
         char url[64];
         snprintf(url, sizeof(url), "loopback://fuzz-group-%zu", i);
         ep_lane_address address = {.url = url};
-        FUZZ_CHECK(ep_loopback_lane.listen(&ep_loopback_lane, &address, &limits, on_accept,
-                                           &w.peers[i], &listeners[i], NULL) == EP_OK);
+        FUZZ_CHECK(ep_lane_listen(&ep_loopback_lane, &address, &limits, on_accept, &w.peers[i],
+                                  &listeners[i], NULL) == EP_OK);
     }
     mesh_case = (oracle_case){
         .ranks = RANKS_MAX, .experts = RANKS_MAX * LOCAL, .top_k = LOCAL, .hidden = ROW_BYTES / 2};

@@ -121,8 +121,8 @@ static void dial(void)
     ep_error error;
     ep_lane_limits l = limits();
     ep_error_clear(&dial_error);
-    CHECK(ep_sim_lane.dial(&ep_sim_lane, &(ep_lane_address){.url = "sim://server"}, &l, on_dial,
-                           NULL, &d, &error) == EP_OK);
+    CHECK(ep_lane_dial_begin(&ep_sim_lane, &(ep_lane_address){.url = "sim://server"}, &l, on_dial,
+                             NULL, &d, &error) == EP_OK);
     ep_sim_run_until(sim, ep_sim_now_ns(sim) + 6 * EP_NS_PER_S);
     ep_dial_release(d);
 }
@@ -136,8 +136,8 @@ static void open_world(uint64_t seed)
     CHECK(ep_sim_create(seed, EP_NS_PER_S, &sim) == EP_OK);
     CHECK(ep_buffer_pool_create(0, 0, &pool) == EP_OK);
     ep_lane_limits l = limits();
-    CHECK(ep_sim_lane.listen(&ep_sim_lane, &(ep_lane_address){.url = "sim://server"}, &l, on_accept,
-                             NULL, &listener, &error) == EP_OK);
+    CHECK(ep_lane_listen(&ep_sim_lane, &(ep_lane_address){.url = "sim://server"}, &l, on_accept,
+                         NULL, &listener, &error) == EP_OK);
     ep_sim_enter(sim, host_of_client());
     dial();
     CHECK(client.conn != NULL && server.conn != NULL);

@@ -563,30 +563,21 @@ static ep_err check_url(const char *url, ep_error *out_error)
     return EP_OK;
 }
 
-static ep_err sim_listen(const ep_lane_ops *lane, const ep_lane_address *address,
-                         const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                         ep_listener **out_listener, ep_error *out_error)
+static ep_err sim_listen(ep_listener *base, const ep_lane_address *address, ep_error *out_error)
 {
-    ep_lane_listener *base;
+    sim_listener *listener = (sim_listener *)base;
     ep_err err = check_url(address->url, out_error);
-    if (err == EP_OK) {
-        err = ep_lane_listener_create(sizeof(sim_listener), lane, address, limits, on_accept, arg,
-                                      &base, out_error);
-    }
     if (err != EP_OK) {
         return err;
     }
-    sim_listener *listener = (sim_listener *)base;
     ep_sim *sim = ep_sim_current;
     lock(sim);
-    if (find_listener(sim, base->url) != NULL) {
-        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address %s is in use", base->url);
-        ep_lane_listener_free(base);
+    if (find_listener(sim, address->url) != NULL) {
+        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address %s is in use", address->url);
     } else {
-        listener->host = ep_sim_find_host(sim, base->url);
+        listener->host = ep_sim_find_host(sim, address->url);
         listener->next = sim->listeners;
         sim->listeners = listener;
-        *out_listener = &base->base;
     }
     unlock(sim);
     return err;
@@ -694,37 +685,24 @@ static void dial_cancel(ep_lane_dial *base)
     }
 }
 
-static ep_err sim_dial_begin(const ep_lane_ops *lane, const ep_lane_address *address,
-                             const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                             ep_dial **out_dial, ep_error *out_error)
+static ep_err sim_dial_begin(ep_dial *base, const ep_lane_address *address, ep_error *out_error)
 {
-    ep_lane_dial *base;
+    sim_dial *dial = (sim_dial *)base;
     ep_err err = check_url(address->url, out_error);
-    if (err == EP_OK) {
-        err = ep_lane_dial_create(sizeof(sim_dial), lane, address, limits, on_dial, arg, &base,
-                                  out_error);
-    }
     if (err != EP_OK) {
         return err;
     }
-    sim_dial *dial = (sim_dial *)base;
     ep_sim *sim = ep_sim_current;
-    base->cancel = dial_cancel;
+    dial->lane.cancel = dial_cancel;
     dial->sim = sim;
     dial->event = (ep_sim_event){.run = dial_run, .arg = dial};
-    *out_dial = &base->base; /* before on_dial can run */
     lock(sim);
     dial->host = sim->host;
     dial->begin_ns = sim->now_ns;
-    const ep_sim_link *link = &sim->links[dial->host][ep_sim_find_host(sim, base->url)];
+    const ep_sim_link *link = &sim->links[dial->host][ep_sim_find_host(sim, address->url)];
     err = ep_sim_post_event(sim, &dial->event, dial->host, sim->now_ns + 2 * travel_ns(sim, link));
     unlock(sim);
-    if (err != EP_OK) {
-        *out_dial = NULL;
-        ep_lane_dial_abandon(base);
-        return ep_error_set(out_error, err, "no memory for a dial");
-    }
-    return EP_OK;
+    return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "no memory for a dial");
 }
 
 static const char *const schemes[] = {"sim", NULL};
@@ -732,6 +710,8 @@ static const char *const schemes[] = {"sim", NULL};
 const ep_lane_ops ep_sim_lane = {
     .name = "sim",
     .schemes = schemes,
+    .listener_bytes = sizeof(sim_listener),
+    .dial_bytes = sizeof(sim_dial),
     .listen = sim_listen,
     .listener_close = sim_listener_close,
     .dial = sim_dial_begin,

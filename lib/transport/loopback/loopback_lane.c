@@ -56,28 +56,20 @@ static ep_err open_lane(const char *url, ep_error *out_error)
     return ep_lane_worker_start(&ep_loopback_worker, out_error);
 }
 
-static ep_err loopback_listen(const ep_lane_ops *ops, const ep_lane_address *address,
-                              const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                              ep_listener **out_listener, ep_error *out_error)
+static ep_err loopback_listen(ep_listener *base, const ep_lane_address *address,
+                              ep_error *out_error)
 {
-    ep_lane_listener *base;
+    loopback_listener *listener = (loopback_listener *)base;
     ep_err err = open_lane(address->url, out_error);
-    if (err == EP_OK) {
-        err = ep_lane_listener_create(sizeof(loopback_listener), ops, address, limits, on_accept,
-                                      arg, &base, out_error);
-    }
     if (err != EP_OK) {
         return err;
     }
-    loopback_listener *listener = (loopback_listener *)base;
     pthread_mutex_lock(&lane.lock);
-    if (find_listener(base->url) != NULL) {
-        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address %s is in use", base->url);
-        ep_lane_listener_free(base);
+    if (find_listener(address->url) != NULL) {
+        err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address %s is in use", address->url);
     } else {
         listener->next = lane.listeners;
         lane.listeners = listener;
-        *out_listener = &base->base; /* on_accept may need it */
     }
     pthread_mutex_unlock(&lane.lock);
     return err;
@@ -144,21 +136,14 @@ static void dial_run(ep_lane_job *job)
     ep_lane_dial_over(dial);
 }
 
-static ep_err loopback_dial_begin(const ep_lane_ops *ops, const ep_lane_address *address,
-                                  const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                                  ep_dial **out_dial, ep_error *out_error)
+static ep_err loopback_dial_begin(ep_dial *base, const ep_lane_address *address,
+                                  ep_error *out_error)
 {
-    ep_lane_dial *dial;
+    loopback_dial *dial = (loopback_dial *)base;
     ep_err err = open_lane(address->url, out_error);
     if (err == EP_OK) {
-        err = ep_lane_dial_create(sizeof(loopback_dial), ops, address, limits, on_dial, arg, &dial,
-                                  out_error);
-    }
-    if (err == EP_OK) {
-        loopback_dial *d = (loopback_dial *)dial;
-        d->job.run = dial_run;
-        *out_dial = &dial->base; /* on_dial may need it */
-        ep_lane_worker_push(&ep_loopback_worker, &d->job);
+        dial->job.run = dial_run;
+        ep_lane_worker_push(&ep_loopback_worker, &dial->job);
     }
     return err;
 }
@@ -168,6 +153,8 @@ static const char *const schemes[] = {"loopback", NULL};
 const ep_lane_ops ep_loopback_lane = {
     .name = "loopback",
     .schemes = schemes,
+    .listener_bytes = sizeof(loopback_listener),
+    .dial_bytes = sizeof(loopback_dial),
     .listen = loopback_listen,
     .listener_close = loopback_listener_close,
     .dial = loopback_dial_begin,

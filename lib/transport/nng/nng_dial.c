@@ -2,16 +2,7 @@
 /* Dialing. The nng dialer serves one attempt and is freed by the reaper: its free waits for
  * callbacks of its own. */
 #include "transport/address.h"
-#include "transport/lane_dial.h"
 #include "transport/nng/nng_lane.h"
-
-typedef struct stream_dial {
-    ep_lane_dial lane;
-    nng_stream_dialer *dialer;
-    nng_aio *aio;
-    ep_lane_job reap;
-    bool tls;
-} stream_dial;
 
 static void free_nng_objects(stream_dial *d)
 {
@@ -87,36 +78,27 @@ static ep_err dialer_open(stream_dial *d, const ep_lane_address *address, ep_err
     return failed == 0 ? EP_OK : nng_failed(address->url, failed, out_error);
 }
 
-ep_err ep_nng_dial(const ep_lane_ops *lane, const ep_lane_address *address,
-                   const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                   ep_dial **out_dial, ep_error *out_error)
+ep_err ep_nng_dial(ep_dial *base, const ep_lane_address *address, ep_error *out_error)
 {
+    stream_dial *d = (stream_dial *)base;
     ep_host_port to;
-    ep_lane_dial *dial;
     ep_err err = ep_address_read_stream(address, true, &to, out_error);
     if (err == EP_OK) {
         err = ep_nng_start(out_error);
     }
-    if (err == EP_OK) {
-        err = ep_lane_dial_create(sizeof(stream_dial), lane, address, limits, on_dial, arg, &dial,
-                                  out_error);
-    }
     if (err != EP_OK) {
         return err;
     }
-    stream_dial *d = (stream_dial *)dial;
-    dial->cancel = cancel;
+    d->lane.cancel = cancel;
     d->tls = address->tls != NULL;
     d->reap.run = dial_reap;
     err = dialer_open(d, address, out_error);
     if (err != EP_OK) {
         free_nng_objects(d);
-        ep_lane_dial_abandon(dial);
         return err;
     }
-    *out_dial = &dial->base; /* on_dial may need it */
-    pthread_mutex_lock(&dial->lock);
+    pthread_mutex_lock(&d->lane.lock);
     nng_stream_dialer_dial(d->dialer, d->aio);
-    pthread_mutex_unlock(&dial->lock);
+    pthread_mutex_unlock(&d->lane.lock);
     return EP_OK;
 }

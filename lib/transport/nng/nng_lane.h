@@ -20,6 +20,7 @@
 #include <nng/supplemental/tls/tls.h>
 
 #include "transport/lane_accept.h"
+#include "transport/lane_dial.h"
 #include "transport/lane_worker.h"
 
 #define STREAM_IOVS_MAX 8              /* nng_aio_set_iov takes no more */
@@ -39,15 +40,30 @@ ep_err ep_nng_conn_send(ep_conn *conn, ep_send *send);
 /* Before anything of nng. Errors: IO; FAILED_PRECONDITION in a child of a process that used nng. */
 ep_err ep_nng_start(ep_error *out_error);
 
+typedef struct stream_listener {
+    ep_lane_listener lane;
+    nng_stream_listener *listener;
+    nng_aio *accept_aio;
+    nng_aio *wait_aio;
+    bool tls;
+    bool closing;        /* atomic */
+    uint16_t own_port;   /* atomic: of our own connection, which is not for on_accept; 0 none */
+    ep_tls_config files; /* with tls */
+} stream_listener;
+
+typedef struct stream_dial {
+    ep_lane_dial lane;
+    nng_stream_dialer *dialer;
+    nng_aio *aio;
+    ep_lane_job reap;
+    bool tls;
+} stream_dial;
+
 /* nng_listener.c, nng_dial.c */
-ep_err ep_nng_listen(const ep_lane_ops *lane, const ep_lane_address *address,
-                     const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                     ep_listener **out_listener, ep_error *out_error);
+ep_err ep_nng_listen(ep_listener *listener, const ep_lane_address *address, ep_error *out_error);
 void ep_nng_listener_close(ep_listener *listener);
 ep_err ep_nng_listener_renew_tls(ep_listener *listener, ep_error *out_error);
-ep_err ep_nng_dial(const ep_lane_ops *lane, const ep_lane_address *address,
-                   const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                   ep_dial **out_dial, ep_error *out_error);
+ep_err ep_nng_dial(ep_dial *dial, const ep_lane_address *address, ep_error *out_error);
 
 /* nng_tls.c */
 /* Errors: INVALID_ARGUMENT (a key is missing), BAD_FILE, NO_MEMORY. */

@@ -18,18 +18,6 @@
 #include "transport/address.h"
 #include "transport/nng/nng_lane.h"
 
-typedef struct stream_listener {
-    ep_lane_listener lane;
-    nng_stream_listener *listener;
-    nng_aio *accept_aio;
-    nng_aio *wait_aio;
-    bool tls;
-    bool closing;         /* atomic */
-    uint16_t own_port;    /* atomic: of our own connection, which is not for on_accept; 0 none */
-    pthread_mutex_t lock; /* nng reads its TLS settings without one when an accept is posted */
-    ep_tls_config files;  /* with tls */
-} stream_listener;
-
 static void take_stream(stream_listener *l, nng_stream *taken_stream)
 {
     ep_conn *conn;
@@ -41,11 +29,12 @@ static void take_stream(stream_listener *l, nng_stream *taken_stream)
     }
 }
 
+/* nng reads the TLS settings without a lock. */
 static void post_accept(stream_listener *l)
 {
-    pthread_mutex_lock(&l->lock);
+    pthread_mutex_lock(&l->lane.lock);
     nng_stream_listener_accept(l->listener, l->accept_aio);
-    pthread_mutex_unlock(&l->lock);
+    pthread_mutex_unlock(&l->lane.lock);
 }
 
 static bool is_own(stream_listener *l, nng_stream *stream)
@@ -99,7 +88,7 @@ static void accept_again(void *arg)
 
 /* Copes with a half-built listener. A stopped aio takes no new operation, so the two callbacks
  * cannot revive each other. */
-static void listener_free(stream_listener *l)
+static void close_objects(stream_listener *l)
 {
     if (l->listener != NULL) {
         nng_stream_listener_close(l->listener);
@@ -111,10 +100,8 @@ static void listener_free(stream_listener *l)
     if (l->listener != NULL) {
         nng_stream_listener_free(l->listener);
     }
-    pthread_mutex_destroy(&l->lock);
     free((char *)(uintptr_t)l->files.ca_file);
     free((char *)(uintptr_t)l->files.cert_key_file);
-    ep_lane_listener_free(&l->lane);
 }
 
 static ep_err nng_failed(const char *url, int failed, ep_error *out_error)
@@ -131,9 +118,9 @@ static ep_err set_tls(stream_listener *l, const ep_lane_address *address, ep_err
     if (err != EP_OK) {
         return err;
     }
-    pthread_mutex_lock(&l->lock);
+    pthread_mutex_lock(&l->lane.lock);
     int failed = nng_stream_listener_set_ptr(l->listener, NNG_OPT_TLS_CONFIG, config);
-    pthread_mutex_unlock(&l->lock);
+    pthread_mutex_unlock(&l->lane.lock);
     nng_tls_config_free(config); /* the listener holds it */
     return failed == 0 ? EP_OK : nng_failed(address->url, failed, out_error);
 }
@@ -230,35 +217,26 @@ static ep_err listener_open(stream_listener *l, const ep_lane_address *address, 
     return EP_OK;
 }
 
-ep_err ep_nng_listen(const ep_lane_ops *lane, const ep_lane_address *address,
-                     const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                     ep_listener **out_listener, ep_error *out_error)
+ep_err ep_nng_listen(ep_listener *base, const ep_lane_address *address, ep_error *out_error)
 {
+    stream_listener *l = (stream_listener *)base;
     ep_host_port at;
-    ep_lane_listener *listener;
     ep_err err = ep_address_read_stream(address, true, &at, out_error);
     if (err == EP_OK) {
         err = ep_nng_start(out_error);
     }
-    if (err == EP_OK) {
-        err = ep_lane_listener_create(sizeof(stream_listener), lane, address, limits, on_accept,
-                                      arg, &listener, out_error);
-    }
     if (err != EP_OK) {
         return err;
     }
-    stream_listener *l = (stream_listener *)listener;
     l->tls = address->tls != NULL;
-    pthread_mutex_init(&l->lock, NULL);
     err = listener_open(l, address, out_error);
     if (err == EP_OK && !keep_tls_files(l, address)) {
         err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
     }
     if (err != EP_OK) {
-        listener_free(l);
+        close_objects(l);
         return err;
     }
-    *out_listener = &listener->base; /* on_accept may need it */
     post_accept(l);
     return EP_OK;
 }
@@ -267,5 +245,6 @@ void ep_nng_listener_close(ep_listener *base)
 {
     stream_listener *l = (stream_listener *)base;
     __atomic_store_n(&l->closing, true, __ATOMIC_RELEASE);
-    listener_free(l);
+    close_objects(l);
+    ep_lane_listener_free(&l->lane);
 }

@@ -46,11 +46,11 @@ static ep_err access_read(const ep_shm_config *config, shm_access *out_access, e
         access.total_bytes = config->total_bytes;
         access.uids_count = config->uids_count;
         access.gids_count = config->gids_count;
-        for (size_t i = 0; i < config->uids_count; i++) {
-            access.uids[i] = config->uids[i];
+        if (config->uids_count > 0) {
+            memcpy(access.uids, config->uids, config->uids_count * sizeof(access.uids[0]));
         }
-        for (size_t i = 0; i < config->gids_count; i++) {
-            access.gids[i] = config->gids[i];
+        if (config->gids_count > 0) {
+            memcpy(access.gids, config->gids, config->gids_count * sizeof(access.gids[0]));
         }
     }
     *out_access = access;
@@ -70,10 +70,10 @@ static ep_err url_path(const char *url, const char **out_path, ep_error *out_err
     return EP_OK;
 }
 
-ep_err ep_shm_open(const ep_lane_address *address, const char **out_path, shm_access *out_access,
-                   ep_error *out_error)
+ep_err ep_shm_open(const ep_lane_address *address, const char *url, const char **out_path,
+                   shm_access *out_access, ep_error *out_error)
 {
-    ep_err err = url_path(address->url, out_path, out_error);
+    ep_err err = url_path(url, out_path, out_error);
     if (err == EP_OK) {
         err = access_read(address->shm, out_access, out_error);
     }

@@ -9,21 +9,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "transport/lane_dial.h"
 #include "transport/shm/shm_lane.h"
-
-typedef struct shm_dial {
-    ep_lane_dial lane;
-    shm_loop *loop;
-    shm_source source;
-    ep_lane_job job; /* begins, and ends a cancelled one; posted with a reference */
-    shm_access access;
-    const char *path; /* in the URL */
-    /* the loop's */
-    int socket;
-    bool begun;
-    bool over;
-} shm_dial;
 
 /* Errors: as on_dial tells. */
 static ep_err open_socket(shm_dial *d, ep_error *out_error)
@@ -119,30 +105,17 @@ static void post(ep_lane_dial *dial)
     }
 }
 
-ep_err ep_shm_dial(const ep_lane_ops *lane, const ep_lane_address *address,
-                   const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                   ep_dial **out_dial, ep_error *out_error)
+ep_err ep_shm_dial(ep_dial *base, const ep_lane_address *address, ep_error *out_error)
 {
-    const char *path;
-    shm_access access;
-    ep_lane_dial *dial;
-    ep_err err = ep_shm_open(address, &path, &access, out_error);
+    shm_dial *d = (shm_dial *)base;
+    ep_err err = ep_shm_open(address, d->lane.url, &d->path, &d->access, out_error);
     if (err == EP_OK) {
-        err = ep_lane_dial_create(sizeof(shm_dial), lane, address, limits, on_dial, arg, &dial,
-                                  out_error);
+        d->lane.cancel = post;
+        d->loop = ep_shm_loop_first();
+        d->source.on_event = on_event;
+        d->job.run = on_posted;
+        d->socket = -1;
+        post(&d->lane);
     }
-    if (err != EP_OK) {
-        return err;
-    }
-    shm_dial *d = (shm_dial *)dial;
-    dial->cancel = post;
-    d->loop = ep_shm_loop_first();
-    d->source.on_event = on_event;
-    d->job.run = on_posted;
-    d->socket = -1;
-    d->access = access;
-    d->path = dial->url + (path - address->url);
-    *out_dial = &dial->base; /* on_dial may need it */
-    post(dial);
-    return EP_OK;
+    return err;
 }

@@ -21,6 +21,7 @@
 #include <sys/types.h>
 
 #include "transport/lane_accept.h"
+#include "transport/lane_dial.h"
 #include "transport/lane_fork.h"
 #include "transport/lane_worker.h"
 #include "transport/shm/shm_ring.h"
@@ -113,10 +114,11 @@ typedef struct shm_access {
     uint32_t gids[EP_SHM_IDS_MAX];
 } shm_access;
 
-/* What a listener and a dial begin with: the path in the address's URL, a checked copy of its
- * settings, and the lane's threads. Errors: INVALID_ARGUMENT, as ep_shm_loops_start. */
-ep_err ep_shm_open(const ep_lane_address *address, const char **out_path, shm_access *out_access,
-                   ep_error *out_error);
+/* What a listener and a dial begin with: the path in url, a copy of the address's that lasts, a
+ * checked copy of its settings, and the lane's threads. Errors: INVALID_ARGUMENT, as
+ * ep_shm_loops_start. */
+ep_err ep_shm_open(const ep_lane_address *address, const char *url, const char **out_path,
+                   shm_access *out_access, ep_error *out_error);
 /* Who is at the other end, for people, and whether it may be. Errors: PERMISSION_DENIED. */
 ep_err ep_shm_access_check(const shm_access *access, int socket, char *out_peer, size_t peer_bytes,
                            ep_error *out_error);
@@ -141,13 +143,20 @@ ep_err ep_shm_conn_create(const ep_lane_ops *lane, int taken_socket, shm_memory 
                           ep_accept_count *taken_count, ep_conn **out_conn, ep_error *out_error);
 ep_err ep_shm_conn_send(ep_conn *conn, ep_send *send);
 
-/* ---- shm_listener.c, shm_dial.c ---- */
-ep_err ep_shm_listen(const ep_lane_ops *lane, const ep_lane_address *address,
-                     const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                     ep_listener **out_listener, ep_error *out_error);
-void ep_shm_listener_close(ep_listener *listener);
-ep_err ep_shm_dial(const ep_lane_ops *lane, const ep_lane_address *address,
-                   const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
-                   ep_dial **out_dial, ep_error *out_error);
+typedef struct shm_dial {
+    ep_lane_dial lane;
+    shm_loop *loop;
+    shm_source source;
+    ep_lane_job job; /* begins, and ends a cancelled one; posted with a reference */
+    shm_access access;
+    const char *path; /* in the URL */
+    /* the loop's */
+    int socket;
+    bool begun;
+    bool over;
+} shm_dial;
+
+/* ---- shm_dial.c ---- */
+ep_err ep_shm_dial(ep_dial *dial, const ep_lane_address *address, ep_error *out_error);
 
 #endif

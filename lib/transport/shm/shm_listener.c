@@ -18,8 +18,6 @@
 
 typedef struct shm_listener {
     ep_lane_listener lane;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
     shm_loop *loop;
     uint32_t forks; /* of the process that has it */
     shm_source source;
@@ -29,7 +27,7 @@ typedef struct shm_listener {
     int name_lock;
     shm_access access;
     const char *path; /* in the URL */
-    /* guarded by lock */
+    /* guarded by its lock */
     bool closing;
     bool accepting; /* on_accept runs */
 } shm_listener;
@@ -118,19 +116,19 @@ static ep_conn *take_socket(shm_listener *l, int taken_socket)
 /* False once the listener closes. */
 static bool begin_accept(shm_listener *l)
 {
-    pthread_mutex_lock(&l->lock);
+    pthread_mutex_lock(&l->lane.lock);
     l->accepting = !l->closing;
     bool go = l->accepting;
-    pthread_mutex_unlock(&l->lock);
+    pthread_mutex_unlock(&l->lane.lock);
     return go;
 }
 
 static void end_accept(shm_listener *l)
 {
-    pthread_mutex_lock(&l->lock);
+    pthread_mutex_lock(&l->lane.lock);
     l->accepting = false;
-    pthread_cond_broadcast(&l->changed);
-    pthread_mutex_unlock(&l->lock);
+    pthread_cond_broadcast(&l->lane.changed);
+    pthread_mutex_unlock(&l->lane.lock);
 }
 
 static void pause_accepting(shm_listener *l)
@@ -174,83 +172,67 @@ static void on_retry(ep_lane_job *job)
     accept_all((shm_listener *)(void *)((char *)job - offsetof(shm_listener, retry)));
 }
 
-static void listener_free(shm_listener *l)
-{
-    ep_lane_fd_close(l->socket);
-    pthread_cond_destroy(&l->changed);
-    pthread_mutex_destroy(&l->lock);
-    ep_lane_listener_free(&l->lane);
-}
-
 /* The end, where no event can be under way. */
 static void on_end(ep_lane_job *job)
 {
     shm_listener *l = (shm_listener *)(void *)((char *)job - offsetof(shm_listener, end));
     ep_shm_loop_unwatch(l->loop, l->socket);
     ep_shm_loop_forget(l->loop, &l->retry);
-    listener_free(l);
+    ep_lane_fd_close(l->socket);
+    ep_lane_listener_free(&l->lane);
 }
 
-static ep_err listener_open(shm_listener *l, ep_error *out_error)
+static ep_err listen_on(ep_listener *base, const ep_lane_address *address, ep_error *out_error)
 {
-    bool others = l->access.uids_count > 0 || l->access.gids_count > 0;
-    return ep_shm_path_listen(l->path, others, &l->socket, &l->name_lock, out_error);
-}
-
-ep_err ep_shm_listen(const ep_lane_ops *lane, const ep_lane_address *address,
-                     const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                     ep_listener **out_listener, ep_error *out_error)
-{
-    const char *path;
-    shm_access access;
-    ep_lane_listener *listener;
-    ep_err err = ep_shm_open(address, &path, &access, out_error);
+    shm_listener *l = (shm_listener *)base;
+    ep_err err = ep_shm_open(address, l->lane.url, &l->path, &l->access, out_error);
     if (err == EP_OK) {
-        err = ep_lane_listener_create(sizeof(shm_listener), lane, address, limits, on_accept, arg,
-                                      &listener, out_error);
+        bool others = l->access.uids_count > 0 || l->access.gids_count > 0;
+        err = ep_shm_path_listen(l->path, others, &l->socket, &l->name_lock, out_error);
     }
     if (err != EP_OK) {
         return err;
     }
-    shm_listener *l = (shm_listener *)listener;
-    pthread_mutex_init(&l->lock, NULL);
-    pthread_cond_init(&l->changed, NULL);
     l->loop = ep_shm_loop_first();
     l->source.on_event = on_event;
     l->end.run = on_end;
     l->retry.run = on_retry;
-    l->socket = -1;
-    l->access = access;
-    l->path = listener->url + (path - address->url);
-    err = listener_open(l, out_error);
-    if (err != EP_OK) {
-        listener_free(l);
-        return err;
-    }
-    *out_listener = &listener->base; /* on_accept may need it */
     l->forks = ep_lane_forks();
     if (ep_shm_loop_watch(l->loop, l->socket, &l->source, EPOLLIN | EPOLLET) != EP_OK) {
-        *out_listener = NULL;
         err = ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
         ep_shm_path_close(l->path, l->name_lock);
-        listener_free(l);
+        ep_lane_fd_close(l->socket);
     }
     return err;
 }
 
-void ep_shm_listener_close(ep_listener *base)
+static void listener_close(ep_listener *base)
 {
     shm_listener *l = (shm_listener *)base;
     if (l->forks != ep_lane_forks()) {
         return; /* the name and the thread are the parent's */
     }
-    pthread_mutex_lock(&l->lock);
+    pthread_mutex_lock(&l->lane.lock);
     l->closing = true;
     while (l->accepting) {
-        pthread_cond_wait(&l->changed, &l->lock);
+        pthread_cond_wait(&l->lane.changed, &l->lane.lock);
     }
-    pthread_mutex_unlock(&l->lock);
+    pthread_mutex_unlock(&l->lane.lock);
     shutdown(l->socket, SHUT_RDWR);
     ep_shm_path_close(l->path, l->name_lock);
     ep_shm_loop_post(l->loop, &l->end);
 }
+
+static const char *const schemes[] = {"shm", NULL};
+
+const ep_lane_ops ep_shm_lane = {
+    .name = "shm",
+    .schemes = schemes,
+    .listener_bytes = sizeof(shm_listener),
+    .dial_bytes = sizeof(shm_dial),
+    .listen = listen_on,
+    .listener_close = listener_close,
+    .dial = ep_shm_dial,
+    .conn_send = ep_shm_conn_send,
+    .fini = ep_shm_fini,
+};

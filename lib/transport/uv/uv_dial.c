@@ -5,27 +5,7 @@
 #include <netdb.h>
 #include <string.h>
 
-#include "transport/address.h"
-#include "transport/lane_dial.h"
 #include "transport/uv/uv_lane.h"
-
-typedef struct uv_dial {
-    ep_lane_dial lane;
-    ep_uv_loop_worker *worker;
-    ep_lane_job job;
-    ep_host_port to;
-    /* touched by the worker only */
-    bool begun;
-    bool resolving;
-    bool polling; /* poll is open */
-    bool over;
-    uv_getaddrinfo_t resolve;
-    uv_poll_t poll;
-    struct addrinfo *list;
-    const struct addrinfo *at;
-    int fd;     /* -1: none */
-    int failed; /* errno of the newest attempt; 0: connected */
-} uv_dial;
 
 static const ep_error cancelled_error = {.code = EP_ERR_CANCELLED}; /* nobody hears it */
 
@@ -43,9 +23,9 @@ static void report(uv_dial *d, const ep_error *why)
 {
     ep_conn *conn = NULL;
     ep_error error;
-    if (why != NULL && d->fd >= 0) {
+    if (why != NULL) {
         ep_lane_fd_close(d->fd);
-    } else if (why == NULL) {
+    } else {
         struct sockaddr_storage address;
         memset(&address, 0, sizeof(address));
         memcpy(&address, d->at->ai_addr, d->at->ai_addrlen);
@@ -77,10 +57,8 @@ static void attempt_over(uv_dial *d)
         report(d, &cancelled_error);
         return;
     }
-    if (d->fd >= 0) {
-        ep_lane_fd_close(d->fd);
-        d->fd = -1;
-    }
+    ep_lane_fd_close(d->fd);
+    d->fd = -1;
     if (d->at->ai_next != NULL) {
         d->at = d->at->ai_next;
         try_address(d);
@@ -204,30 +182,19 @@ static void run(ep_lane_job *job)
     ep_lane_dial_unref(&d->lane);
 }
 
-ep_err ep_uv_dial(const ep_lane_ops *lane, const ep_lane_address *address,
-                  const ep_lane_limits *limits, ep_dial_func on_dial, void *arg, ep_dial **out_dial,
-                  ep_error *out_error)
+ep_err ep_uv_dial(ep_dial *base, const ep_lane_address *address, ep_error *out_error)
 {
-    ep_host_port to;
-    ep_lane_dial *dial;
-    ep_err err = ep_address_read_stream(address, false, &to, out_error);
+    uv_dial *d = (uv_dial *)base;
+    ep_err err = ep_address_read_stream(address, false, &d->to, out_error);
     if (err == EP_OK) {
         err = ep_uv_loop_workers_start(out_error);
     }
     if (err == EP_OK) {
-        err = ep_lane_dial_create(sizeof(uv_dial), lane, address, limits, on_dial, arg, &dial,
-                                  out_error);
+        d->lane.cancel = kick;
+        d->worker = ep_uv_loop_worker_choose();
+        d->job.run = run;
+        d->fd = -1;
+        kick(&d->lane);
     }
-    if (err != EP_OK) {
-        return err;
-    }
-    uv_dial *d = (uv_dial *)dial;
-    dial->cancel = kick;
-    d->worker = ep_uv_loop_worker_choose();
-    d->job.run = run;
-    d->to = to;
-    d->fd = -1;
-    *out_dial = &dial->base; /* on_dial may need it */
-    kick(dial);
-    return EP_OK;
+    return err;
 }

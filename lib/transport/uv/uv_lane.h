@@ -23,7 +23,9 @@
 #include <sys/socket.h>
 #include <uv.h>
 
+#include "transport/address.h"
 #include "transport/lane_accept.h"
+#include "transport/lane_dial.h"
 #include "transport/lane_fork.h"
 #include "transport/lane_worker.h"
 
@@ -59,14 +61,26 @@ ep_err ep_uv_conn_create(const ep_lane_ops *lane, int taken_fd,
 ep_err ep_uv_conn_send(ep_conn *conn, ep_send *send);
 uint64_t ep_uv_conn_unacked(ep_conn *conn);
 
-/* uv_listener.c, uv_dial.c */
-ep_err ep_uv_listen(const ep_lane_ops *lane, const ep_lane_address *address,
-                    const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                    ep_listener **out_listener, ep_error *out_error);
-void ep_uv_listener_close(ep_listener *listener);
-ep_err ep_uv_dial(const ep_lane_ops *lane, const ep_lane_address *address,
-                  const ep_lane_limits *limits, ep_dial_func on_dial, void *arg, ep_dial **out_dial,
-                  ep_error *out_error);
+typedef struct uv_dial {
+    ep_lane_dial lane;
+    ep_uv_loop_worker *worker;
+    ep_lane_job job;
+    ep_host_port to;
+    /* touched by the worker only */
+    bool begun;
+    bool resolving;
+    bool polling; /* poll is open */
+    bool over;
+    uv_getaddrinfo_t resolve;
+    uv_poll_t poll;
+    struct addrinfo *list;
+    const struct addrinfo *at;
+    int fd;     /* -1: none */
+    int failed; /* errno of the newest attempt; 0: connected */
+} uv_dial;
+
+/* uv_dial.c */
+ep_err ep_uv_dial(ep_dial *dial, const ep_lane_address *address, ep_error *out_error);
 
 /* uv_socket.c */
 ep_err ep_uv_err(int errno_number);

@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "transport/address.h"
 #include "transport/uv/uv_lane.h"
 
 #define ACCEPTS_MAX 64 /* in one callback */
@@ -20,9 +19,7 @@ typedef struct uv_listener {
     ep_uv_loop_worker *worker;
     ep_lane_job job;
     int fd;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    /* guarded by lock */
+    /* guarded by its lock */
     bool closing;
     bool closed;
     /* touched by the worker only */
@@ -68,9 +65,9 @@ static void pause_accepting(uv_listener *l, int failed)
 
 static bool is_closing(uv_listener *l)
 {
-    pthread_mutex_lock(&l->lock);
+    pthread_mutex_lock(&l->lane.lock);
     bool closing = l->closing;
-    pthread_mutex_unlock(&l->lock);
+    pthread_mutex_unlock(&l->lane.lock);
     return closing;
 }
 
@@ -106,10 +103,10 @@ static void on_handle_closed(uv_handle_t *handle)
         return;
     }
     ep_lane_fd_close(l->fd);
-    pthread_mutex_lock(&l->lock);
+    pthread_mutex_lock(&l->lane.lock);
     l->closed = true;
-    pthread_cond_broadcast(&l->changed);
-    pthread_mutex_unlock(&l->lock); /* the listener may be gone after this */
+    pthread_cond_broadcast(&l->lane.changed);
+    pthread_mutex_unlock(&l->lane.lock); /* the listener may be gone after this */
 }
 
 /* Opens on the first run, closes on the last. */
@@ -139,13 +136,6 @@ static void run(ep_lane_job *job)
         }
         uv_close((uv_handle_t *)&l->pause, on_handle_closed);
     }
-}
-
-static void listener_free(uv_listener *l)
-{
-    pthread_cond_destroy(&l->changed);
-    pthread_mutex_destroy(&l->lock);
-    ep_lane_listener_free(&l->lane);
 }
 
 /* A listening socket on the first of the addresses that takes one. Returns -1 with errno. */
@@ -209,45 +199,47 @@ static ep_err bind_socket(uv_listener *l, const ep_lane_address *address, ep_err
     return EP_OK;
 }
 
-ep_err ep_uv_listen(const ep_lane_ops *lane, const ep_lane_address *address,
-                    const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
-                    ep_listener **out_listener, ep_error *out_error)
-{
-    ep_lane_listener *listener;
-    ep_err err = ep_uv_loop_workers_start(out_error);
-    if (err == EP_OK) {
-        err = ep_lane_listener_create(sizeof(uv_listener), lane, address, limits, on_accept, arg,
-                                      &listener, out_error);
-    }
-    if (err != EP_OK) {
-        return err;
-    }
-    uv_listener *l = (uv_listener *)listener;
-    pthread_mutex_init(&l->lock, NULL);
-    pthread_cond_init(&l->changed, NULL);
-    l->worker = ep_uv_loop_worker_choose();
-    l->job.run = run;
-    err = bind_socket(l, address, out_error);
-    if (err != EP_OK) {
-        listener_free(l);
-        return err;
-    }
-    *out_listener = &listener->base; /* on_accept may need it */
-    ep_uv_loop_worker_push(l->worker, &l->job);
-    return EP_OK;
-}
-
-void ep_uv_listener_close(ep_listener *base)
+static ep_err listen_on(ep_listener *base, const ep_lane_address *address, ep_error *out_error)
 {
     uv_listener *l = (uv_listener *)base;
-    pthread_mutex_lock(&l->lock);
+    ep_err err = ep_uv_loop_workers_start(out_error);
+    if (err == EP_OK) {
+        err = bind_socket(l, address, out_error);
+    }
+    if (err == EP_OK) {
+        l->worker = ep_uv_loop_worker_choose();
+        l->job.run = run;
+        ep_uv_loop_worker_push(l->worker, &l->job);
+    }
+    return err;
+}
+
+static void listener_close(ep_listener *base)
+{
+    uv_listener *l = (uv_listener *)base;
+    pthread_mutex_lock(&l->lane.lock);
     l->closing = true;
     /* Under the lock: a run under way that sees the end must have this one behind it, not after the
      * listener is gone. */
     ep_uv_loop_worker_push(l->worker, &l->job);
     while (!l->closed) {
-        pthread_cond_wait(&l->changed, &l->lock);
+        pthread_cond_wait(&l->lane.changed, &l->lane.lock);
     }
-    pthread_mutex_unlock(&l->lock);
-    listener_free(l);
+    pthread_mutex_unlock(&l->lane.lock);
+    ep_lane_listener_free(&l->lane);
 }
+
+static const char *const schemes[] = {"tcp", NULL};
+
+const ep_lane_ops ep_uv_stream_lane = {
+    .name = "uv-stream",
+    .schemes = schemes,
+    .listener_bytes = sizeof(uv_listener),
+    .dial_bytes = sizeof(uv_dial),
+    .listen = listen_on,
+    .listener_close = listener_close,
+    .dial = ep_uv_dial,
+    .conn_send = ep_uv_conn_send,
+    .conn_unacked = ep_uv_conn_unacked,
+    .fini = ep_uv_fini,
+};

@@ -116,7 +116,7 @@ void raw_peer_dial_limited(raw_peer *p, const char *url, size_t memory_bytes)
     ep_error error;
     ep_lane_address address = {.url = url};
     const ep_lane_ops *lane = ep_lane_for_url(url);
-    if (lane->dial(lane, &address, &limits, on_dial, p, &p->dial, &error) != EP_OK) {
+    if (ep_lane_dial_begin(lane, &address, &limits, on_dial, p, &p->dial, &error) != EP_OK) {
         die(error.text);
     }
     raw_peer_accept(p);
@@ -128,7 +128,7 @@ void raw_peer_listen(raw_peer *p, const char *url)
     ep_error error;
     ep_lane_address address = {.url = url};
     const ep_lane_ops *lane = ep_lane_for_url(url);
-    if (lane->listen(lane, &address, &limits, on_accept, p, &p->listener, &error) != EP_OK) {
+    if (ep_lane_listen(lane, &address, &limits, on_accept, p, &p->listener, &error) != EP_OK) {
         die(error.text);
     }
     ep_listener_url(p->listener, p->url, sizeof(p->url));

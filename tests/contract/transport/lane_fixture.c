@@ -406,7 +406,7 @@ void world_listen(lane_world *w)
     ep_lane_address address;
     ep_error error;
     world_address(w, true, &address);
-    CHECK(w->ops->listen(w->ops, &address, &w->limits, handle_accept, w, &w->listener, &error) ==
+    CHECK(ep_lane_listen(w->ops, &address, &w->limits, handle_accept, w, &w->listener, &error) ==
               EP_OK,
           "%s", error.text);
     ep_listener_url(w->listener, w->dial_url, sizeof(w->dial_url));
@@ -453,7 +453,8 @@ ep_conn *world_dial(lane_world *w, ep_error *out_error)
     ep_dial *dial = NULL;
     world_address(w, false, &address);
     inside_lane_call = true;
-    ep_err err = w->ops->dial(w->ops, &address, &w->limits, handle_dial, &d, &dial, out_error);
+    ep_err err =
+        ep_lane_dial_begin(w->ops, &address, &w->limits, handle_dial, &d, &dial, out_error);
     inside_lane_call = false;
     if (err != EP_OK) {
         return NULL;

@@ -592,8 +592,8 @@ static void listen_for(const uint32_t *uid, const uint32_t *gid)
     if (world.listener != NULL) {
         world.ops->listener_close(world.listener);
     }
-    cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, drop_accepted, NULL,
-                                   &world.listener, &error),
+    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
+                                &world.listener, &error),
                  EP_OK, "%s", error.text);
 }
 
@@ -648,13 +648,13 @@ Test(shm, takes_no_more_memory_than_it_may)
     ep_shm_config config = {.ring_bytes = EP_SHM_RING_BYTES_MIN,
                             .total_bytes = ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN) - 1};
     ep_lane_address address = {.url = world.url, .shm = &config};
-    cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, drop_accepted, NULL,
-                                   &world.listener, &error),
+    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
+                                &world.listener, &error),
                  EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "total_bytes is"), "%s", error.text);
     config.total_bytes = (ROOM + 1) * ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN) - 1;
-    cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, start_accepted, NULL,
-                                   &world.listener, &error),
+    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, start_accepted, NULL,
+                                &world.listener, &error),
                  EP_OK, "%s", error.text);
     ep_shm_read_stats(&before);
     for (int i = 0; i < ROOM; i++) {
@@ -722,24 +722,24 @@ Test(shm, refuses_a_directory_that_everybody_may_write_to_and_wrong_settings)
     ep_error error;
     ep_shm_config config = {.ring_bytes = 100000};
     ep_lane_address address = {.url = world.url, .shm = &config};
-    cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, drop_accepted, NULL,
-                                   &world.listener, &error),
+    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
+                                &world.listener, &error),
                  EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "ring_bytes is 100000"), "%s", error.text);
     config.ring_bytes = EP_SHM_RING_BYTES_MIN;
     cr_assert_eq(chmod(world.folder, 0777), 0);
-    cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, drop_accepted, NULL,
-                                   &world.listener, &error),
+    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
+                                &world.listener, &error),
                  EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "everybody"), "%s", error.text);
     cr_assert_eq(chmod(world.folder, 0700), 0);
     address.url = "shm://relative/path";
-    cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, drop_accepted, NULL,
-                                   &world.listener, &error),
+    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
+                                &world.listener, &error),
                  EP_ERR_INVALID_ARGUMENT);
     address.url = world.url;
-    cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, drop_accepted, NULL,
-                                   &world.listener, &error),
+    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
+                                &world.listener, &error),
                  EP_OK, "%s", error.text);
 }
 
@@ -820,8 +820,8 @@ Test(shm, forks_after_its_threads_could_not_start)
     for (unsigned more = 0; more < 6; more++) {
         struct rlimit few = {.rlim_cur = free_from + more % 3, .rlim_max = limit.rlim_max};
         setrlimit(RLIMIT_NOFILE, &few);
-        ep_err err = world.ops->listen(world.ops, &address, &world.limits, drop_accepted, NULL,
-                                       &world.listener, &error);
+        ep_err err = ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
+                                    &world.listener, &error);
         setrlimit(RLIMIT_NOFILE, &limit);
         cr_assert_eq(err, EP_ERR_IO, "%s", error.text);
     }

@@ -96,7 +96,8 @@ static ep_err try_dial(const ep_tls_config *tls, const char *url, ep_error *out_
 {
     ep_dial *dial;
     ep_lane_address address = {.url = url, .tls = tls};
-    return world.ops->dial(world.ops, &address, &world.limits, ignore_dial, NULL, &dial, out_error);
+    return ep_lane_dial_begin(world.ops, &address, &world.limits, ignore_dial, NULL, &dial,
+                              out_error);
 }
 
 Test(tls, names_the_missing_or_wrong_setting)
@@ -137,8 +138,8 @@ Test(tls, a_listener_needs_its_certificate)
     ep_tls_config tls = world.server_tls;
     ep_lane_address address = {.url = "tls+tcp://127.0.0.1:0", .tls = &tls};
     tls.cert_key_file = NULL;
-    cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, ignore_accept, NULL,
-                                   &listener, &error),
-                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(
+        ep_lane_listen(world.ops, &address, &world.limits, ignore_accept, NULL, &listener, &error),
+        EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "cert_key_file"), "%s", error.text);
 }

@@ -215,7 +215,7 @@ static ep_conn *open_connection(uint64_t *random)
     ep_error error;
     world_address(&world, false, &address);
     bump(&t.dials);
-    CHECK(world.ops->dial(world.ops, &address, &world.limits, on_dial, &result, &dial, &error) ==
+    CHECK(ep_lane_dial_begin(world.ops, &address, &world.limits, on_dial, &result, &dial, &error) ==
               EP_OK,
           "%s", error.text);
     if (ep_splitmix64(random) % 8 != 0) {
@@ -314,8 +314,8 @@ static void churn(const char *scheme, unsigned cycles, uint64_t seed)
     unsigned descriptors = open_descriptors();
     world_open(&world, scheme);
     world_address(&world, true, &address);
-    CHECK(world.ops->listen(world.ops, &address, &world.limits, on_accept, NULL, &world.listener,
-                            &error) == EP_OK,
+    CHECK(ep_lane_listen(world.ops, &address, &world.limits, on_accept, NULL, &world.listener,
+                         &error) == EP_OK,
           "%s", error.text);
     ep_listener_url(world.listener, world.dial_url, sizeof(world.dial_url));
     for (unsigned i = 0; i < THREADS; i++) {

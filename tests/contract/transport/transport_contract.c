@@ -716,8 +716,8 @@ Test(transport, closes_a_listener_at_once)
     world_address(&world, true, &address);
     for (unsigned i = 0; i < 1000; i++) {
         ep_listener *listener;
-        cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, release_accepted, NULL,
-                                       &listener, &error),
+        cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, release_accepted, NULL,
+                                    &listener, &error),
                      EP_OK, "%s", error.text);
         const uint64_t until_ns = ep_clock_now_ns() + i % 100 * 1000;
         while (ep_clock_now_ns() < until_ns) {
@@ -734,15 +734,15 @@ Test(transport, reports_a_cancelled_dial_once)
     ep_error error;
     unsigned cancelled = 0;
     world_address(&world, true, &address);
-    cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, release_accepted, NULL,
-                                   &world.listener, &error),
+    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, release_accepted, NULL,
+                                &world.listener, &error),
                  EP_OK, "%s", error.text);
     ep_listener_url(world.listener, world.dial_url, sizeof(world.dial_url));
     world_address(&world, false, &address);
     for (unsigned i = 0; i < 4000; i++) {
         ep_dial *dial;
         cr_assert_eq(
-            world.ops->dial(world.ops, &address, &world.limits, count_dial, NULL, &dial, &error),
+            ep_lane_dial_begin(world.ops, &address, &world.limits, count_dial, NULL, &dial, &error),
             EP_OK, "%s", error.text);
         const uint64_t until_ns = ep_clock_now_ns() + i % 100 * 500;
         while (ep_clock_now_ns() < until_ns) {
@@ -771,7 +771,7 @@ static void *dial_on(void *arg)
         ep_error error;
         const unsigned before = __atomic_load_n(&dial_calls, __ATOMIC_ACQUIRE);
         cr_assert_eq(
-            world.ops->dial(world.ops, address, &world.limits, count_dial, NULL, &dial, &error),
+            ep_lane_dial_begin(world.ops, address, &world.limits, count_dial, NULL, &dial, &error),
             EP_OK, "%s", error.text);
         while (__atomic_load_n(&dial_calls, __ATOMIC_ACQUIRE) == before) {
             sched_yield();
@@ -812,8 +812,8 @@ Test(transport, a_child_of_a_process_that_connects_has_none_of_its_sockets)
     }
     find_sockets(before, true);
     world_address(&world, true, &address);
-    cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, release_accepted, NULL,
-                                   &world.listener, &error),
+    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, release_accepted, NULL,
+                                &world.listener, &error),
                  EP_OK, "%s", error.text);
     ep_listener_url(world.listener, world.dial_url, sizeof(world.dial_url));
     world_address(&world, false, &address);
@@ -843,23 +843,23 @@ Test(transport, refuses_wrong_arguments_by_name)
     world_address(&world, false, &address);
     ep_lane_limits limits = world.limits;
     limits.send_queue_bytes_max = limits.frame_bytes_max - 1;
-    cr_assert_eq(world.ops->dial(world.ops, &address, &limits, count_dial, NULL, &dial, &error),
+    cr_assert_eq(ep_lane_dial_begin(world.ops, &address, &limits, count_dial, NULL, &dial, &error),
                  EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "send_queue_bytes_max"), "%s", error.text);
     limits = world.limits;
     limits.connections_max = 0;
     world_address(&world, true, &address);
     cr_assert_eq(
-        world.ops->listen(world.ops, &address, &limits, release_accepted, NULL, &listener, &error),
+        ep_lane_listen(world.ops, &address, &limits, release_accepted, NULL, &listener, &error),
         EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "connections_max"), "%s", error.text);
     address.url = world.dial_url;
-    cr_assert_eq(world.ops->listen(world.ops, &address, &world.limits, release_accepted, NULL,
-                                   &listener, &error),
+    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, release_accepted, NULL,
+                                &listener, &error),
                  EP_ERR_UNAVAILABLE, "%s", error.text);
     address.url = "ftp://127.0.0.1:1";
     cr_assert_eq(
-        world.ops->dial(world.ops, &address, &world.limits, count_dial, NULL, &dial, &error),
+        ep_lane_dial_begin(world.ops, &address, &world.limits, count_dial, NULL, &dial, &error),
         EP_ERR_INVALID_ARGUMENT);
     cr_assert_null(ep_lane_for_url("ftp://127.0.0.1:1"));
     cr_assert_null(ep_lane_for_url(""));
