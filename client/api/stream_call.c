@@ -64,14 +64,6 @@ static struct {
     uint64_t runs;
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
-/* Lock held. */
-static void wait_until(uint64_t due_ns)
-{
-    struct timespec until = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S),
-                             .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
-    pthread_cond_clockwait(&all.changed, &all.lock, CLOCK_MONOTONIC, &until);
-}
-
 /* ---- the end of a run ---- */
 
 /* A result that is none is NaN in every type: rows that were not computed do not pass for some that
@@ -225,7 +217,8 @@ static void *reports_main(void *arg)
         ep_stream_call *s = take_copied(r);
         if (s == NULL && code != EP_ACL_SUCCESS &&
             ep_acl_code_err(code) != EP_ERR_DEADLINE_EXCEEDED && !r->stopping) {
-            wait_until(ep_clock_now_ns() + RETRY_NS); /* it did not wait */
+            ep_clock_wait(&all.changed, &all.lock, ep_clock_now_ns() + RETRY_NS); /* it did not wait
+                                                                                   */
         }
         for (; s != NULL; s = take_copied(r)) {
             pthread_mutex_unlock(&all.lock);
@@ -675,7 +668,7 @@ bool ep_stream_call_wait(ep_stream_call *s, uint64_t timeout_ns, ep_error *out_e
     const uint64_t due_ns = timeout_ns < UINT64_MAX - now_ns ? now_ns + timeout_ns : UINT64_MAX;
     pthread_mutex_lock(&all.lock);
     while (s->phase < PHASE_RUNNING && ep_clock_now_ns() < due_ns) {
-        wait_until(due_ns);
+        ep_clock_wait(&all.changed, &all.lock, due_ns);
     }
     const bool has_started = s->phase >= PHASE_RUNNING;
     *out_error = s->error;

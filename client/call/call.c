@@ -491,14 +491,11 @@ static void wait_event(ep_call *call)
 {
     uint64_t due_ns = ep_call_state_due_ns(&call->state);
     look_for_event(call, due_ns);
-    struct timespec until = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S),
-                             .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
-    int timeout = 0;
-    while (!has_events(call) && timeout == 0) {
-        timeout = pthread_cond_timedwait(&call->changed, &call->lock, &until);
-    }
-    if (timeout != 0) {
-        call->flags |= EP_CALL_FLAG_TIMER;
+    while (!has_events(call)) {
+        if (!ep_clock_wait(&call->changed, &call->lock, due_ns)) {
+            call->flags |= EP_CALL_FLAG_TIMER;
+            return;
+        }
     }
 }
 

@@ -20,11 +20,7 @@ ep_err ep_call_new(ep_client *client, ep_timer_func on_timer, ep_rpc_reply_func 
     if (call == NULL) {
         return EP_ERR_NO_MEMORY;
     }
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&call->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    pthread_cond_init(&call->changed, NULL);
     pthread_mutex_init(&call->lock, NULL);
     ep_routing_plan_init(&call->plan);
     ep_timer_init(&call->timer, on_timer, call);

@@ -11,13 +11,9 @@
 
 void ep_call_registry_init(ep_call_registry *out_registry, uint32_t running_max)
 {
-    pthread_condattr_t attr;
     *out_registry = (ep_call_registry){.running_max = running_max};
     pthread_mutex_init(&out_registry->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&out_registry->idle, &attr);
-    pthread_condattr_destroy(&attr);
+    pthread_cond_init(&out_registry->idle, NULL);
 }
 
 void ep_call_registry_fini(ep_call_registry *registry)
@@ -202,12 +198,9 @@ ep_call *ep_call_registry_next_to_cancel(ep_call_registry *registry)
 bool ep_call_registry_wait_idle(ep_call_registry *registry, uint64_t timeout_us)
 {
     uint64_t until_ns = ep_clock_now_ns() + timeout_us * EP_NS_PER_US;
-    struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
-                             .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
-    int timeout = 0;
     pthread_mutex_lock(&registry->lock);
-    while (__atomic_load_n(&registry->uses, __ATOMIC_ACQUIRE) > 0 && timeout == 0) {
-        timeout = pthread_cond_timedwait(&registry->idle, &registry->lock, &until);
+    while (__atomic_load_n(&registry->uses, __ATOMIC_ACQUIRE) > 0 &&
+           ep_clock_wait(&registry->idle, &registry->lock, until_ns)) {
     }
     bool idle = __atomic_load_n(&registry->uses, __ATOMIC_ACQUIRE) == 0;
     pthread_mutex_unlock(&registry->lock);

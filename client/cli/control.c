@@ -204,10 +204,7 @@ static void wait_for_answers(ep_cli_control *control, ask_round *round)
             pthread_cond_wait(&round->done, &round->lock);
             continue;
         }
-        uint64_t until_ns = ep_clock_now_ns() + WAIT_NS;
-        struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
-                                 .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
-        pthread_cond_timedwait(&round->done, &round->lock, &until);
+        ep_clock_wait(&round->done, &round->lock, ep_clock_now_ns() + WAIT_NS);
         pthread_mutex_unlock(&round->lock);
         over = control->on_wait(control->wait_arg);
         pthread_mutex_lock(&round->lock);
@@ -236,12 +233,8 @@ void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t
         free(slots);
         return;
     }
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&round.lock, NULL);
-    pthread_cond_init(&round.done, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&round.done, NULL);
     for (size_t i = 0; i < count; i++) {
         slots[i].round = &round;
         slots[i].answer = &out_answers[i];

@@ -617,14 +617,12 @@ static bool has_view(ep_cluster *cluster, ep_error *out_missing)
 /* Until something changed after `seen`, or the deadline. */
 static ep_err wait_change(ep_cluster *cluster, uint64_t seen, uint64_t deadline_ns)
 {
-    struct timespec until = {.tv_sec = (time_t)(deadline_ns / EP_NS_PER_S),
-                             .tv_nsec = (long)(deadline_ns % EP_NS_PER_S)};
-    int timeout = 0;
+    bool in_time = true;
     pthread_mutex_lock(&cluster->lock);
-    while (cluster->changes == seen && !cluster->stopped && timeout == 0) {
-        timeout = pthread_cond_timedwait(&cluster->changed, &cluster->lock, &until);
+    while (cluster->changes == seen && !cluster->stopped && in_time) {
+        in_time = ep_clock_wait(&cluster->changed, &cluster->lock, deadline_ns);
     }
-    ep_err err = cluster->stopped ? EP_ERR_CLOSED : timeout != 0 ? EP_ERR_DEADLINE_EXCEEDED : EP_OK;
+    ep_err err = cluster->stopped ? EP_ERR_CLOSED : in_time ? EP_OK : EP_ERR_DEADLINE_EXCEEDED;
     pthread_mutex_unlock(&cluster->lock);
     return err;
 }
@@ -697,17 +695,6 @@ void ep_cluster_stop_waits(ep_cluster *cluster)
 
 /* ---- life ---- */
 
-static void init_locks(ep_cluster *cluster)
-{
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&cluster->changed, &attr);
-    pthread_condattr_destroy(&attr);
-    pthread_mutex_init(&cluster->lock, NULL);
-    pthread_mutex_init(&cluster->install_lock, NULL);
-}
-
 /*
  * The peers are made without a lock, for a failing one waits for its callbacks, and these take
  * install_lock. A node that answers before the list is there only leaves its Hello; what was left
@@ -762,7 +749,9 @@ ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_clust
                                    .cert_key_file = client->tls_cert_key_file,
                                    .server_name = client->tls_server_name};
     ep_error_clear(&cluster->last_error);
-    init_locks(cluster);
+    pthread_cond_init(&cluster->changed, NULL);
+    pthread_mutex_init(&cluster->lock, NULL);
+    pthread_mutex_init(&cluster->install_lock, NULL);
     ep_peer_reaper_init(&cluster->reaper);
     ep_err err;
     if (client->coordinator_url != NULL) {

@@ -27,12 +27,10 @@
 
 bool ep_group_wait_until(ep_group *group, uint64_t deadline_ns)
 {
-    struct timespec until = {.tv_sec = (time_t)(deadline_ns / EP_NS_PER_S),
-                             .tv_nsec = (long)(deadline_ns % EP_NS_PER_S)};
     if (ep_clock_now_ns() >= deadline_ns) {
         return false;
     }
-    pthread_cond_timedwait(&group->changed, &group->lock, &until);
+    ep_clock_wait(&group->changed, &group->lock, deadline_ns);
     return true;
 }
 
@@ -158,11 +156,7 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
     if (group == NULL) {
         return EP_ERR_NO_MEMORY;
     }
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&group->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&group->changed, NULL);
     pthread_mutex_init(&group->lock, NULL);
     ep_fork_guard_init(&group->fork);
     size_t world = config->world_size;

@@ -3,6 +3,8 @@
 #ifndef EP_BASE_CLOCK_H
 #define EP_BASE_CLOCK_H
 
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define EP_NS_PER_US 1000ull
@@ -12,5 +14,8 @@
 
 /* CLOCK_MONOTONIC in nanoseconds. */
 uint64_t ep_clock_now_ns(void);
+/* Waits for a condition, lock held, up to a time of ep_clock_now_ns; EP_TIME_NEVER: for ever.
+ * False: that time has come. As every such wait it may also end for nothing. */
+bool ep_clock_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns);
 
 #endif

@@ -71,30 +71,17 @@ static void heap_remove(ep_timer_service *s, ep_timer *timer)
     }
 }
 
-static void wait_until_due(ep_timer_service *s, uint64_t due_ns)
-{
-    struct timespec t = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S),
-                         .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
-    s->wakes_ns = due_ns;
-    pthread_cond_timedwait(&s->wake, &s->lock, &t);
-    s->wakes_ns = 0;
-}
-
 static void *timer_main(void *arg)
 {
     ep_timer_service *s = arg;
     pthread_setname_np(pthread_self(), s->name);
     pthread_mutex_lock(&s->lock);
     while (!s->stopping) {
-        if (s->count == 0) {
-            s->wakes_ns = EP_TIME_NEVER;
-            pthread_cond_wait(&s->wake, &s->lock);
+        ep_timer *timer = s->count > 0 ? s->heap[1] : NULL;
+        if (timer == NULL || timer->due_ns > ep_clock_now_ns()) {
+            s->wakes_ns = timer != NULL ? timer->due_ns : EP_TIME_NEVER;
+            ep_clock_wait(&s->wake, &s->lock, s->wakes_ns);
             s->wakes_ns = 0;
-            continue;
-        }
-        ep_timer *timer = s->heap[1];
-        if (timer->due_ns > ep_clock_now_ns()) {
-            wait_until_due(s, timer->due_ns);
             continue;
         }
         heap_remove(s, timer);
@@ -117,13 +104,9 @@ ep_err ep_timer_service_create(const char *name, ep_timer_service **out_service)
     if (s == NULL) {
         return EP_ERR_NO_MEMORY;
     }
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->wake, &attr);
+    pthread_cond_init(&s->wake, NULL);
     pthread_cond_init(&s->idle, NULL);
-    pthread_condattr_destroy(&attr);
     for (size_t i = 0; i + 1 < sizeof(s->name) && name[i] != 0; i++) {
         s->name[i] = name[i];
     }

@@ -54,16 +54,6 @@ static void channel_free(ep_rpc_channel *channel)
     free(channel);
 }
 
-static void init_sync(ep_rpc_channel *channel)
-{
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&channel->changed, &attr);
-    pthread_condattr_destroy(&attr);
-    pthread_mutex_init(&channel->lock, NULL);
-}
-
 static ep_err fill(ep_rpc_channel *channel, const ep_rpc_channel_config *config,
                    ep_error *out_error)
 {
@@ -109,7 +99,8 @@ ep_err ep_rpc_channel_create(const ep_rpc_channel_config *config, ep_rpc_channel
     if (channel == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a channel");
     }
-    init_sync(channel);
+    pthread_cond_init(&channel->changed, NULL);
+    pthread_mutex_init(&channel->lock, NULL);
     ep_err err = fill(channel, config, out_error);
     if (err == EP_OK) {
         err = ep_rpc_dial_prepare(channel, out_error);
@@ -221,12 +212,8 @@ ep_err ep_rpc_channel_wait_ready(ep_rpc_channel *channel, uint64_t deadline_ns, 
                 ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
                              "no connection to %s in time; last report: %.300s", channel->url,
                              channel->last_error.code != EP_OK ? channel->last_error.text : "none");
-        } else if (deadline_ns == EP_TIME_NEVER) {
-            pthread_cond_wait(&channel->changed, &channel->lock);
         } else {
-            struct timespec until = {.tv_sec = (time_t)(deadline_ns / EP_NS_PER_S),
-                                     .tv_nsec = (long)(deadline_ns % EP_NS_PER_S)};
-            pthread_cond_timedwait(&channel->changed, &channel->lock, &until);
+            ep_clock_wait(&channel->changed, &channel->lock, deadline_ns);
         }
     }
     pthread_mutex_unlock(&channel->lock);

@@ -61,7 +61,7 @@ struct ep_rpc_channel {
     ep_lane_limits lane_limits;
 
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* CLOCK_MONOTONIC: state, or something destroy waits for */
+    pthread_cond_t changed; /* state, or something destroy waits for */
     ep_rpc_channel_state state;
     ep_error last_error; /* code EP_OK: none yet */
     bool closing;

@@ -41,11 +41,8 @@ void ep_lane_drop(void)
 bool ep_lane_wait_dropped(uint32_t wait_ms)
 {
     uint64_t until_ns = ep_clock_now_ns() + wait_ms * EP_NS_PER_MS;
-    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
-                         .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
     pthread_mutex_lock(&holds.lock);
-    while (holds.held > 0 &&
-           pthread_cond_clockwait(&holds.dropped, &holds.lock, CLOCK_MONOTONIC, &t) == 0) {
+    while (holds.held > 0 && ep_clock_wait(&holds.dropped, &holds.lock, until_ns)) {
     }
     bool dropped = holds.held == 0;
     pthread_mutex_unlock(&holds.lock);

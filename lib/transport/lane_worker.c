@@ -64,18 +64,6 @@ ep_lane_job *ep_lane_later_take(ep_lane_job **later, uint64_t now_ns, uint64_t *
 
 /* ---- the thread ---- */
 
-/* Lock held. */
-static void wait_for_work(ep_lane_worker *worker, uint64_t until_ns)
-{
-    struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
-                         .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
-    if (until_ns == EP_TIME_NEVER) {
-        pthread_cond_wait(&worker->work, &worker->lock);
-    } else {
-        pthread_cond_clockwait(&worker->work, &worker->lock, CLOCK_MONOTONIC, &t);
-    }
-}
-
 static void *worker_main(void *arg)
 {
     ep_lane_worker *worker = arg;
@@ -92,7 +80,7 @@ static void *worker_main(void *arg)
         } else if (worker->stopping) {
             break;
         } else {
-            wait_for_work(worker, next_ns);
+            ep_clock_wait(&worker->work, &worker->lock, next_ns);
         }
     }
     pthread_mutex_unlock(&worker->lock);

@@ -453,9 +453,7 @@ static void *door_main(void *arg)
             turn_away_locked(door, now_ns);
         }
         if (door->first == NULL || door->slots_used == door->limits.slots) {
-            struct timespec until = {.tv_sec = (time_t)(look_ns / EP_NS_PER_S),
-                                     .tv_nsec = (long)(look_ns % EP_NS_PER_S)};
-            pthread_cond_timedwait(&door->work, &door->lock, &until);
+            ep_clock_wait(&door->work, &door->lock, look_ns);
             continue;
         }
         rep_request *request = door->first;
@@ -580,17 +578,6 @@ static void door_free(ep_nng_rep_door *door)
     free(door);
 }
 
-static void init_sync(ep_nng_rep_door *door)
-{
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_mutex_init(&door->lock, NULL);
-    pthread_cond_init(&door->work, &monotonic);
-    pthread_cond_init(&door->idle, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-}
-
 static void stop_thread(ep_nng_rep_door *door)
 {
     pthread_mutex_lock(&door->lock);
@@ -630,7 +617,9 @@ ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_lim
                                          .send_queue_bytes_max = 4 * message_max,
                                          .connections_max = limits->connections_max};
     door->places = ep_accept_places(&door->lane_limits, address->url);
-    init_sync(door);
+    pthread_mutex_init(&door->lock, NULL);
+    pthread_cond_init(&door->work, NULL);
+    pthread_cond_init(&door->idle, NULL);
     err = ep_lane_thread_create("ep-door", door_main, door, &door->thread);
     if (err != EP_OK) {
         door_free(door);
@@ -681,10 +670,7 @@ void ep_nng_rep_door_stop(ep_nng_rep_door *door)
 static void wait_for_sends_locked(ep_nng_rep_door *door)
 {
     uint64_t until_ns = ep_clock_now_ns() + LAST_SEND_WAIT_NS;
-    struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
-                             .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
-    while (door->stats.sends_queued > 0 &&
-           pthread_cond_timedwait(&door->idle, &door->lock, &until) == 0) {
+    while (door->stats.sends_queued > 0 && ep_clock_wait(&door->idle, &door->lock, until_ns)) {
     }
 }
 

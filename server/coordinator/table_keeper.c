@@ -19,14 +19,11 @@ struct ep_table_keeper {
 /* Until woken, or for EP_TABLE_KEEPER_RETRY_MS after a failure. False: stop. */
 static bool wait_for_work(ep_table_keeper *keeper, bool has_failed)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += EP_TABLE_KEEPER_RETRY_MS / 1000;
+    const uint64_t until_ns =
+        has_failed ? ep_clock_now_ns() + EP_TABLE_KEEPER_RETRY_MS * EP_NS_PER_MS : EP_TIME_NEVER;
     pthread_mutex_lock(&keeper->lock);
-    int code = 0;
-    while (!keeper->is_woken && !keeper->is_stopping && code == 0) {
-        code = has_failed ? pthread_cond_timedwait(&keeper->wake, &keeper->lock, &until)
-                          : pthread_cond_wait(&keeper->wake, &keeper->lock);
+    while (!keeper->is_woken && !keeper->is_stopping &&
+           ep_clock_wait(&keeper->wake, &keeper->lock, until_ns)) {
     }
     keeper->is_woken = false;
     bool goes_on = !keeper->is_stopping;
@@ -73,17 +70,13 @@ static void *run(void *arg)
 
 ep_err ep_table_keeper_create(const ep_table_keeper_config *config, ep_table_keeper **out_keeper)
 {
-    pthread_condattr_t attributes;
     ep_table_keeper *keeper = calloc(1, sizeof(*keeper));
     if (keeper == NULL) {
         return EP_ERR_NO_MEMORY;
     }
     keeper->config = *config;
     pthread_mutex_init(&keeper->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&keeper->wake, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&keeper->wake, NULL);
     if (pthread_create(&keeper->thread, NULL, run, keeper) != 0) {
         pthread_cond_destroy(&keeper->wake);
         pthread_mutex_destroy(&keeper->lock);

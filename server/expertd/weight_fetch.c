@@ -89,11 +89,9 @@ static bool is_stopped(ep_weight_fetch *fetch)
 static bool pause_round(ep_weight_fetch *fetch)
 {
     const uint64_t until_ns = ep_clock_now_ns() + ROUND_NS;
-    const struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
-                                   .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
     pthread_mutex_lock(&fetch->lock);
     while (!fetch->stop && ep_clock_now_ns() < until_ns) {
-        pthread_cond_timedwait(&fetch->stopped, &fetch->lock, &until);
+        ep_clock_wait(&fetch->stopped, &fetch->lock, until_ns);
     }
     const bool goes_on = !fetch->stop;
     pthread_mutex_unlock(&fetch->lock);
@@ -805,17 +803,13 @@ ep_err ep_weight_fetch_create(const ep_weight_fetch_config *config, ep_weight_fe
                               ep_error *out_error)
 {
     ep_weight_fetch *fetch = calloc(1, sizeof(*fetch));
-    pthread_condattr_t monotonic;
     if (fetch == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for fetching weights");
     }
     fetch->config = *config;
     pthread_mutex_init(&fetch->one, NULL);
     pthread_mutex_init(&fetch->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&fetch->stopped, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    pthread_cond_init(&fetch->stopped, NULL);
     ep_rpc_channel_config channel = {
         .common = *config->common,
         .address = {.url = config->coordinator_url,

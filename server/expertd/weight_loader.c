@@ -759,9 +759,7 @@ static bool await_rate(loader *self, load_kind kind)
         if (store->config.load_bytes_per_s == 0 || ep_clock_now_ns() >= self->paid_until_ns) {
             return true;
         }
-        const struct timespec until = {.tv_sec = (time_t)(self->paid_until_ns / EP_NS_PER_S),
-                                       .tv_nsec = (long)(self->paid_until_ns % EP_NS_PER_S)};
-        pthread_cond_timedwait(&store->work, &store->lock, &until);
+        ep_clock_wait(&store->work, &store->lock, self->paid_until_ns);
     }
 }
 
@@ -873,14 +871,8 @@ static bool work_once(loader *self)
 /* Lock held, but for the wait. */
 static void await_work(ep_weight_store *store)
 {
-    if (store->later.first == NULL) {
-        pthread_cond_wait(&store->work, &store->lock);
-    } else {
-        const uint64_t due_ns = store->later.first->retry_ns;
-        const struct timespec until = {.tv_sec = (time_t)(due_ns / EP_NS_PER_S),
-                                       .tv_nsec = (long)(due_ns % EP_NS_PER_S)};
-        pthread_cond_timedwait(&store->work, &store->lock, &until);
-    }
+    ep_clock_wait(&store->work, &store->lock,
+                  store->later.first != NULL ? store->later.first->retry_ns : EP_TIME_NEVER);
 }
 
 void *ep_weight_loader_main(void *arg)

@@ -126,9 +126,7 @@ static bool read_one(ep_weight_serve *serve, const waiting_read *read)
 static bool await_rate(ep_weight_serve *serve, uint64_t until_ns)
 {
     while (!serve->stop && ep_clock_now_ns() < until_ns) {
-        const struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
-                                       .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
-        pthread_cond_timedwait(&serve->work, &serve->lock, &until);
+        ep_clock_wait(&serve->work, &serve->lock, until_ns);
     }
     return !serve->stop;
 }
@@ -234,17 +232,13 @@ ep_err ep_weight_serve_create(const ep_weight_serve_config *config, ep_weight_se
                               ep_error *out_error)
 {
     ep_weight_serve *serve = calloc(1, sizeof(*serve));
-    pthread_condattr_t monotonic;
     if (serve == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the service of weights");
     }
     serve->base = (Expertd__V1__WeightFiles_Service)EXPERTD__V1__WEIGHT_FILES__INIT(on_);
     serve->config = *config;
     pthread_mutex_init(&serve->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&serve->work, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    pthread_cond_init(&serve->work, NULL);
     if (pthread_create(&serve->thread, NULL, serve_main, serve) != 0) {
         ep_weight_serve_destroy(serve);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY,

@@ -33,16 +33,6 @@ const char *ep_expert_state_text(ep_expert_state state)
 
 static void on_deadline(ep_timer *timer, void *arg);
 
-/* It is waited for with times of ep_clock_now_ns. */
-static void init_work(pthread_cond_t *work)
-{
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(work, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
-
 static void init_devices(ep_weight_store *store)
 {
     const ep_weight_store_config *config = &store->config;
@@ -78,7 +68,7 @@ ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_st
     store->deadline_ns = EP_TIME_NEVER;
     ep_timer_init(&store->deadline, on_deadline, store);
     pthread_mutex_init(&store->lock, NULL);
-    init_work(&store->work);
+    pthread_cond_init(&store->work, NULL);
     pthread_cond_init(&store->room, NULL);
     pthread_cond_init(&store->save, NULL);
     store->is_warm_due = config->warms_up;

@@ -2,7 +2,6 @@
 /* See sim_env.h. */
 #include "sim_env.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -31,8 +30,7 @@ void sim_fail(const char *file, int line, const char *format, ...)
 uint64_t __wrap_ep_clock_now_ns(void);
 uint64_t __wrap_ep_random_id(void);
 int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
-int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex,
-                                  const struct timespec *until);
+bool __wrap_ep_clock_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns);
 int __wrap_pthread_create(pthread_t *out_thread, const pthread_attr_t *attr, void *(*func)(void *),
                           void *arg);
 int __wrap_pthread_join(pthread_t thread, void **out_result);
@@ -95,21 +93,20 @@ int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
     return 0;
 }
 
-int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex,
-                                  const struct timespec *until)
+bool __wrap_ep_clock_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns)
 {
-    uint64_t until_ns = (uint64_t)until->tv_sec * EP_NS_PER_S + (uint64_t)until->tv_nsec;
-    int result = 0;
-    (void)cond;
-    pthread_mutex_unlock(mutex);
-    if (ep_sim_next_ns(sim_env) > until_ns) {
-        ep_sim_run_until(sim_env, until_ns);
-        result = ETIMEDOUT;
-    } else {
-        ep_sim_run_one(sim_env);
+    if (until_ns == EP_TIME_NEVER) {
+        return __wrap_pthread_cond_wait(cond, lock) == 0;
     }
-    pthread_mutex_lock(mutex);
-    return result;
+    pthread_mutex_unlock(lock);
+    const bool in_time = ep_sim_next_ns(sim_env) <= until_ns;
+    if (in_time) {
+        ep_sim_run_one(sim_env);
+    } else {
+        ep_sim_run_until(sim_env, until_ns);
+    }
+    pthread_mutex_lock(lock);
+    return in_time;
 }
 
 /* ---- threads ---- */

@@ -160,16 +160,6 @@ static void look_now_and_then(ascend_backend *backend, uint64_t *looked_ns)
     pthread_mutex_lock(&backend->lock);
 }
 
-/* It is waited for with times of ep_clock_now_ns. */
-static void init_changed(pthread_cond_t *changed)
-{
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
-
 static void *finisher_main(void *arg)
 {
     ascend_backend *backend = arg;
@@ -183,13 +173,10 @@ static void *finisher_main(void *arg)
         look_now_and_then(backend, &looked_ns);
         ep_ascend_slot *slot = backend->first_flying;
         if (slot == NULL) {
-            const uint64_t until_ns = looked_ns + LOOK_NS;
-            const struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
-                                           .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
             if (backend->launcher_ended) {
                 break;
             }
-            pthread_cond_timedwait(&backend->changed, &backend->lock, &until);
+            ep_clock_wait(&backend->changed, &backend->lock, looked_ns + LOOK_NS);
             continue;
         }
         backend->first_flying = slot->next;
@@ -463,7 +450,7 @@ static ep_err ascend_open(const ep_backend_config *config, ep_backend **out_back
     backend->device.on_lost = config->on_lost;
     backend->device.arg = config->arg;
     pthread_mutex_init(&backend->lock, NULL);
-    init_changed(&backend->changed);
+    pthread_cond_init(&backend->changed, NULL);
     err = make_device(backend, out_error);
     err = err == EP_OK ? start_threads(backend, out_error) : err;
     err = err == EP_OK ? learn_answers(backend, out_error) : err;
