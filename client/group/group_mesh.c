@@ -125,13 +125,6 @@ static ep_err check_config(const ep_group_config *config, ep_error *out_error)
 
 /* ---- memory ---- */
 
-static char *copy_text(const char *text, bool *failed)
-{
-    char *copy = text == NULL ? NULL : strdup(text);
-    *failed = *failed || (text != NULL && copy == NULL);
-    return copy;
-}
-
 static void group_free(ep_group *group)
 {
     if (group->pool != NULL) {
@@ -140,9 +133,7 @@ static void group_free(ep_group *group)
     ep_fork_guard_fini(&group->fork);
     pthread_cond_destroy(&group->changed);
     pthread_mutex_destroy(&group->lock);
-    free((void *)(uintptr_t)group->tls.ca_file);
-    free((void *)(uintptr_t)group->tls.cert_key_file);
-    free((void *)(uintptr_t)group->tls.server_name);
+    ep_tls_config_free(&group->tls);
     free(group->same_host);
     free(group->members);
     free(group->peers);
@@ -160,7 +151,6 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
     pthread_mutex_init(&group->lock, NULL);
     ep_fork_guard_init(&group->fork);
     size_t world = config->world_size;
-    bool failed = false;
     group->world = config->world_size;
     group->rank = config->rank;
     group->deadline_us = config->deadline_us;
@@ -174,9 +164,10 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
         ep_host_boot_id(group->own_host);
     }
     group->guards_token = !config->insecure && group->token[0] != 0;
-    group->tls.ca_file = copy_text(config->tls_ca_file, &failed);
-    group->tls.cert_key_file = copy_text(config->tls_cert_key_file, &failed);
-    group->tls.server_name = copy_text(config->tls_server_name, &failed);
+    const ep_tls_config tls = {.ca_file = config->tls_ca_file,
+                               .cert_key_file = config->tls_cert_key_file,
+                               .server_name = config->tls_server_name};
+    bool failed = ep_tls_config_copy(&tls, &group->tls) != EP_OK;
     group->same_host = calloc(world, sizeof(*group->same_host));
     group->members = calloc(world, sizeof(*group->members));
     group->peers = calloc(world, sizeof(*group->peers));

@@ -9,29 +9,21 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "rpc/rpc_limits.h"
+#include "transport/address.h"
 
 #define BUCKETS_MIN 64
-
-static bool copy_text(const char *text, char **out)
-{
-    *out = text != NULL ? strdup(text) : NULL;
-    return text == NULL || *out != NULL;
-}
 
 static ep_err copy_address(ep_rpc_channel *channel, const ep_rpc_channel_config *config,
                            ep_error *out_error)
 {
-    bool ok = copy_text(config->address.url, &channel->url) &&
-              copy_text(config->connection_class != NULL ? config->connection_class : "",
-                        &channel->connection_class);
     const ep_tls_config *tls = config->address.tls;
-    if (ok && tls != NULL) {
-        channel->has_tls = true;
-        channel->tls.require_client_cert = tls->require_client_cert;
-        ok = copy_text(tls->ca_file, (char **)(uintptr_t)&channel->tls.ca_file) &&
-             copy_text(tls->cert_key_file, (char **)(uintptr_t)&channel->tls.cert_key_file) &&
-             copy_text(tls->server_name, (char **)(uintptr_t)&channel->tls.server_name);
-    }
+    channel->url = strdup(config->address.url);
+    channel->connection_class =
+        strdup(config->connection_class != NULL ? config->connection_class : "");
+    channel->address =
+        (ep_lane_address){.url = channel->url, .tls = tls != NULL ? &channel->tls : NULL};
+    bool ok = channel->url != NULL && channel->connection_class != NULL &&
+              (tls == NULL || ep_tls_config_copy(tls, &channel->tls) == EP_OK);
     return ok ? EP_OK : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a channel");
 }
 
@@ -48,9 +40,7 @@ static void channel_free(ep_rpc_channel *channel)
     free(channel->buckets);
     free(channel->url);
     free(channel->connection_class);
-    free((void *)(uintptr_t)channel->tls.ca_file);
-    free((void *)(uintptr_t)channel->tls.cert_key_file);
-    free((void *)(uintptr_t)channel->tls.server_name);
+    ep_tls_config_free(&channel->tls);
     free(channel);
 }
 

@@ -50,8 +50,8 @@ typedef enum ep_rpc_dial_phase {
 struct ep_rpc_channel {
     ep_rpc_common common;
     char *url;
-    ep_tls_config tls; /* strings are ours */
-    bool has_tls;
+    ep_tls_config tls;       /* a copy */
+    ep_lane_address address; /* of these two */
     char *connection_class;
     bool reconnect;
     void (*on_state)(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,

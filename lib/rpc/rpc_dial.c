@@ -79,9 +79,7 @@ static void *look(void *arg)
 {
     ep_rpc_channel *channel = arg;
     ep_rpc_look found;
-    const ep_lane_address address = {.url = channel->url,
-                                     .tls = channel->has_tls ? &channel->tls : NULL};
-    ep_rpc_look_at(&address, channel->look_peer, &channel->look_stop, &found);
+    ep_rpc_look_at(&channel->address, channel->look_peer, &channel->look_stop, &found);
     if (found.code != NULL && strcmp(found.code, "nobody-there") == 0) {
         found.code = NULL; /* gone by now: the next dial says so, for as long as it is true */
     }
@@ -423,7 +421,6 @@ static void dialled(void *arg, ep_conn *taken_conn, const ep_error *error)
 
 static void dial_now(ep_rpc_channel *channel)
 {
-    ep_lane_address address = {.url = channel->url, .tls = channel->has_tls ? &channel->tls : NULL};
     ep_dial *dial = NULL;
     ep_error why;
     pthread_mutex_lock(&channel->lock);
@@ -433,8 +430,8 @@ static void dial_now(ep_rpc_channel *channel)
     if (err != EP_OK) {
         ep_error_set(&why, err, "no memory for the dial's timer");
     } else {
-        err = ep_lane_dial_begin(channel->lane, &address, &channel->lane_limits, dialled, channel,
-                                 &dial, &why);
+        err = ep_lane_dial_begin(channel->lane, &channel->address, &channel->lane_limits, dialled,
+                                 channel, &dial, &why);
     }
     if (err != EP_OK) {
         lost(channel, NULL, &why);

@@ -16,7 +16,6 @@
 #include "transport/address.h"
 #include "wire/frame.h"
 
-#define HOST_BYTES 256
 #define REPLY_BYTES 2048
 #define STEP_MS 1500   /* for a connection, and for an answer */
 #define ANSWER_MS 3000 /* for a whole one, also of who says it byte by byte */
@@ -48,28 +47,12 @@ void ep_rpc_look_found(ep_rpc_look *look, const char *code, const char *advice, 
     snprintf(look->advice, sizeof(look->advice), "%s", advice);
 }
 
-static bool split(const char *url, char out_host[HOST_BYTES], char out_port[HOST_BYTES])
-{
-    const char *start = strstr(url, "://");
-    start = start != NULL ? start + 3 : url;
-    const char *colon = strrchr(start, ':');
-    if (colon == NULL || (size_t)(colon - start) >= HOST_BYTES || strlen(colon + 1) >= HOST_BYTES) {
-        return false;
-    }
-    bool bracketed = start[0] == '[' && colon > start + 1 && colon[-1] == ']';
-    snprintf(out_host, HOST_BYTES, "%.*s", (int)(colon - start) - (bracketed ? 2 : 0),
-             start + (bracketed ? 1 : 0));
-    snprintf(out_port, HOST_BYTES, "%s", colon + 1);
-    return true;
-}
-
 static bool resolve(const char *where, int flags, port *out_port)
 {
-    char host[HOST_BYTES];
-    char number[HOST_BYTES];
+    ep_host_port at;
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = flags};
     struct addrinfo *list = NULL;
-    if (!split(where, host, number) || getaddrinfo(host, number, &hints, &list) != 0) {
+    if (!ep_address_split(where, &at) || getaddrinfo(at.host, at.port, &hints, &list) != 0) {
         return false;
     }
     memcpy(&out_port->address, list->ai_addr, list->ai_addrlen);

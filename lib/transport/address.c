@@ -62,6 +62,19 @@ static const char *find_host(const char *url, size_t *out_bytes, const char **ou
     return host + has_brackets;
 }
 
+bool ep_address_split(const char *url, ep_host_port *out)
+{
+    size_t bytes = 0;
+    const char *port;
+    const char *host = find_host(url, &bytes, &port);
+    if (host == NULL || bytes >= sizeof(out->host) || strlen(port) >= sizeof(out->port)) {
+        return false;
+    }
+    snprintf(out->host, sizeof(out->host), "%.*s", (int)bytes, host);
+    snprintf(out->port, sizeof(out->port), "%s", port);
+    return true;
+}
+
 static ep_err check_tls(const ep_lane_address *address, bool has_tls, ep_error *out_error)
 {
     return has_tls == (address->tls != NULL)
@@ -146,22 +159,17 @@ bool ep_address_rule_is_good(const char *rule)
 
 bool ep_address_fits_rule(const char *url, const char *rule)
 {
-    char host[HOST_BYTES];
+    ep_host_port at;
     uint8_t ip[16], wanted[16];
     unsigned fixed = 0;
-    size_t host_bytes = 0;
-    const char *port;
-    const char *at = find_host(url, &host_bytes, &port);
-    if (at == NULL || host_bytes == 0 || host_bytes >= sizeof(host)) {
+    if (!ep_address_split(url, &at) || at.host[0] == 0) {
         return false;
     }
-    memcpy(host, at, host_bytes);
-    host[host_bytes] = 0;
-    unsigned bits = read_ip(host, ip);
+    unsigned bits = read_ip(at.host, ip);
     if (bits == 0) {
-        size_t skip =
-            rule[0] == '.' && strlen(host) > strlen(rule) ? strlen(host) - strlen(rule) : 0;
-        return is_name(host) && is_name(rule) && strcasecmp(host + skip, rule) == 0;
+        size_t bytes = strlen(at.host);
+        size_t skip = rule[0] == '.' && bytes > strlen(rule) ? bytes - strlen(rule) : 0;
+        return is_name(at.host) && is_name(rule) && strcasecmp(at.host + skip, rule) == 0;
     }
     if (read_prefix(rule, wanted, &fixed) != bits || memcmp(ip, wanted, fixed / 8) != 0) {
         return false;
@@ -192,6 +200,32 @@ ep_err ep_address_for_dial(const char *url, const ep_tls_config *tls, bool guard
                             url);
     }
     return EP_OK;
+}
+
+static bool copy_text(const char *text, const char **out)
+{
+    *out = text != NULL ? strdup(text) : NULL;
+    return text == NULL || *out != NULL;
+}
+
+ep_err ep_tls_config_copy(const ep_tls_config *config, ep_tls_config *out_copy)
+{
+    ep_tls_config copy = {.require_client_cert = config->require_client_cert};
+    if (!copy_text(config->ca_file, &copy.ca_file) ||
+        !copy_text(config->cert_key_file, &copy.cert_key_file) ||
+        !copy_text(config->server_name, &copy.server_name)) {
+        ep_tls_config_free(&copy);
+        return EP_ERR_NO_MEMORY;
+    }
+    *out_copy = copy;
+    return EP_OK;
+}
+
+void ep_tls_config_free(ep_tls_config *copy)
+{
+    free((void *)(uintptr_t)copy->ca_file);
+    free((void *)(uintptr_t)copy->cert_key_file);
+    free((void *)(uintptr_t)copy->server_name);
 }
 
 const char *ep_address_advice(int number, bool listens)

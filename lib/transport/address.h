@@ -14,6 +14,9 @@ typedef struct ep_host_port {
     char host[EP_ADDRESS_BYTES]; /* without brackets; "" for every address of this machine */
     char port[8];
 } ep_host_port;
+/* Splits "scheme://host:port" or "host:port". False: there is no port in digits, or it is too long.
+ */
+bool ep_address_split(const char *url, ep_host_port *out);
 /*
  * Of tcp://host:port, or tls+tcp:// where that is allowed: splits it, and checks it against its TLS
  * settings. Errors: INVALID_ARGUMENT.
@@ -46,6 +49,10 @@ bool ep_address_fits_rule(const char *url, const char *rule);
  */
 ep_err ep_address_for_dial(const char *url, const ep_tls_config *tls, bool guards_token,
                            ep_lane_address *out_address, ep_error *out_error);
+
+/* A copy with its strings, for ep_tls_config_free. Errors: NO_MEMORY. */
+ep_err ep_tls_config_copy(const ep_tls_config *config, ep_tls_config *out_copy);
+void ep_tls_config_free(ep_tls_config *copy);
 
 /* What to do when connecting, or listening, failed with this errno, as "; ..."; "" nothing that is
  * not plain. */

@@ -100,8 +100,7 @@ static void close_objects(stream_listener *l)
     if (l->listener != NULL) {
         nng_stream_listener_free(l->listener);
     }
-    free((char *)(uintptr_t)l->files.ca_file);
-    free((char *)(uintptr_t)l->files.cert_key_file);
+    ep_tls_config_free(&l->files);
 }
 
 static ep_err nng_failed(const char *url, int failed, ep_error *out_error)
@@ -135,17 +134,6 @@ static ep_err set_options(stream_listener *l, const ep_lane_address *address, ep
         return nng_failed(address->url, failed, out_error);
     }
     return l->tls ? set_tls(l, address, out_error) : EP_OK;
-}
-
-static bool keep_tls_files(stream_listener *l, const ep_lane_address *address)
-{
-    if (!l->tls) {
-        return true;
-    }
-    l->files = (ep_tls_config){.ca_file = strdup(address->tls->ca_file),
-                               .cert_key_file = strdup(address->tls->cert_key_file),
-                               .require_client_cert = address->tls->require_client_cert};
-    return l->files.ca_file != NULL && l->files.cert_key_file != NULL;
 }
 
 /* Best effort: without it the next connection still gets the settings before these. */
@@ -230,7 +218,7 @@ ep_err ep_nng_listen(ep_listener *base, const ep_lane_address *address, ep_error
     }
     l->tls = address->tls != NULL;
     err = listener_open(l, address, out_error);
-    if (err == EP_OK && !keep_tls_files(l, address)) {
+    if (err == EP_OK && l->tls && ep_tls_config_copy(address->tls, &l->files) != EP_OK) {
         err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
     }
     if (err != EP_OK) {
