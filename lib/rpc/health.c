@@ -18,34 +18,25 @@ static void send_state(ep_rpc_call *call, const char *state)
 {
     Expertd__V1__HealthCheckReply reply = EXPERTD__V1__HEALTH_CHECK_REPLY__INIT;
     reply.status = status_of(state);
-    reply.detail = (char *)(uintptr_t)state;
+    reply.detail = ep_rpc_unconst(state);
     ep_rpc_call_closure(&reply.base, call);
 }
 
-/* "" is the whole process; else a registered service's full name. */
-static bool is_served(ep_rpc_server *server, const char *name)
+/* Finishes the call with NOT_FOUND when it names a service that is not here: "" is the whole
+ * process, else it is a registered service's full name. */
+static bool refuse_unknown(ep_rpc_health *health, const char *name, ep_rpc_call *call)
 {
-    if (name[0] == 0) {
-        return true;
+    const ep_rpc_server *server = health->server;
+    bool is_served = name[0] == 0;
+    for (size_t i = 0; i < server->services_count && !is_served; i++) {
+        is_served = strcmp(server->services[i]->descriptor->name, name) == 0;
     }
-    for (size_t i = 0; i < server->services_count; i++) {
-        if (strcmp(server->services[i]->descriptor->name, name) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Finishes the call with NOT_FOUND when it names a service that is not here. */
-static bool refuse_unknown(ep_rpc_health *health, const Expertd__V1__HealthCheckRequest *input,
-                           ep_rpc_call *call)
-{
-    if (is_served(health->server, input->service)) {
+    if (is_served) {
         return false;
     }
     ep_error error;
     ep_err err = ep_error_set(&error, EP_ERR_NOT_FOUND,
-                              "service \"%.100s\" is not served by this process", input->service);
+                              "service \"%.100s\" is not served by this process", name);
     ep_rpc_call_finish(call, err, &error);
     return true;
 }
@@ -57,7 +48,7 @@ static void health__check(Expertd__V1__Health_Service *service,
     ep_rpc_health *health = (ep_rpc_health *)(void *)service;
     ep_rpc_call *call = closure_data;
     (void)closure;
-    if (refuse_unknown(health, input, call)) {
+    if (refuse_unknown(health, input->service, call)) {
         return;
     }
     pthread_mutex_lock(&health->lock);
@@ -89,7 +80,7 @@ static void health__watch(Expertd__V1__Health_Service *service,
     ep_rpc_health *health = (ep_rpc_health *)(void *)service;
     ep_rpc_call *call = closure_data;
     (void)closure;
-    if (refuse_unknown(health, input, call)) {
+    if (refuse_unknown(health, input->service, call)) {
         return;
     }
     ep_rpc_health_watcher *watcher = calloc(1, sizeof(*watcher));

@@ -8,12 +8,12 @@
 static void fill_method(const ep_rpc_method *method, Expertd__V1__MethodInfo *out)
 {
     expertd__v1__method_info__init(out);
-    out->name = (char *)(uintptr_t)method->method->name;
+    out->name = ep_rpc_unconst(method->method->name);
     out->id = method->id;
-    out->input = (char *)(uintptr_t)method->method->input->name;
-    out->output = (char *)(uintptr_t)method->method->output->name;
+    out->input = ep_rpc_unconst(method->method->input->name);
+    out->output = ep_rpc_unconst(method->method->output->name);
     out->server_stream = method->stream == EP_RPC_SERVER_STREAM;
-    out->role = (char *)(uintptr_t)ep_rpc_role_name(method->role);
+    out->role = ep_rpc_unconst(ep_rpc_role_name(method->role));
     out->idempotent = method->idempotent;
 }
 
@@ -36,7 +36,7 @@ static void reflection__list_services(Expertd__V1__Reflection_Service *service,
     for (size_t i = 0; i < server->services_count; i++) {
         Expertd__V1__ServiceInfo *info = &services[i];
         expertd__v1__service_info__init(info);
-        info->name = (char *)(uintptr_t)server->services[i]->descriptor->name;
+        info->name = ep_rpc_unconst(server->services[i]->descriptor->name);
         info->methods = &method_list[used];
         for (size_t m = 0; m < count; m++) {
             if (all[m].service == server->services[i]->descriptor) {

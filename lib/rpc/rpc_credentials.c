@@ -19,15 +19,8 @@ struct ep_rpc_credentials {
 
 const char *ep_rpc_role_name(ep_rpc_role role)
 {
-    switch (role) {
-    case EP_ROLE_CLIENT:
-        return "client";
-    case EP_ROLE_NODE:
-        return "node";
-    case EP_ROLE_OPERATOR:
-        return "operator";
-    }
-    return "unknown";
+    static const char *const names[EP_ROLES_COUNT] = {"client", "node", "operator"};
+    return names[role];
 }
 
 ep_err ep_rpc_role_read(const char *name, ep_rpc_role *out_role, ep_error *out_error)

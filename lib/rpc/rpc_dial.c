@@ -177,8 +177,7 @@ static ep_err send_hello(ep_rpc_client_link *link)
     char token[EP_TOKEN_BYTES_MAX + 1] = "";
     ep_rpc_hello_fill(&channel->common, link->link.payload_crc, &hello);
     hello.connection_class = channel->connection_class;
-    /* message fields are char *; packing only reads them */
-    hello.token = (char *)(uintptr_t)channel->common.token;
+    hello.token = ep_rpc_unconst(channel->common.token);
     if (channel->common.credentials != NULL) {
         ep_rpc_role role;
         /* one nobody knows is refused by the peer */
@@ -229,11 +228,6 @@ static ep_err read_hello(ep_rpc_client_link *link, const ep_frame *frame, const 
     return err == EP_OK ? ep_rpc_payload_check(frame, buffer->data, payload_crc, out_error) : err;
 }
 
-static size_t smaller(size_t own, uint64_t peer)
-{
-    return peer != 0 && peer < own ? (size_t)peer : own;
-}
-
 static void hello_arrived(ep_rpc_client_link *link, const ep_frame *frame, const ep_buffer *buffer)
 {
     ep_rpc_channel *channel = link->channel;
@@ -246,8 +240,10 @@ static void hello_arrived(ep_rpc_client_link *link, const ep_frame *frame, const
     ep_rpc_link_go_live(&link->link, link->peer->node, NULL);
     pthread_mutex_lock(&channel->lock);
     const ep_rpc_limits *limits = &channel->common.limits;
-    link->frame_bytes_max = smaller(limits->frame_bytes_max, link->peer->frame_bytes_max);
-    link->header_bytes_max = smaller(limits->header_bytes_max, link->peer->header_bytes_max);
+    link->frame_bytes_max =
+        ep_rpc_hello_bound(limits->frame_bytes_max, link->peer->frame_bytes_max);
+    link->header_bytes_max =
+        ep_rpc_hello_bound(limits->header_bytes_max, link->peer->header_bytes_max);
     link->takes_answered = ep_rpc_hello_has_feature(link->peer, EP_RPC_FEATURE_ANSWERED);
     link->credit_bytes = link->peer->credit_bytes;
     link->granted_bytes = link->peer->credit_bytes;

@@ -7,11 +7,7 @@
 #include "base/check.h"
 #include "base/host.h"
 #include "base/printable.h"
-
-static char *unconst(const char *text)
-{
-    return (char *)(uintptr_t)text; /* message fields are char *; packing only reads them */
-}
+#include "rpc/rpc_status.h"
 
 #ifndef EP_WIRE_TEST_OLDER
 static char *features[] = {(char *)(uintptr_t)EP_RPC_FEATURE_ANSWERED};
@@ -23,16 +19,16 @@ void ep_rpc_hello_fill(const ep_rpc_common *common, bool payload_crc, Expertd__V
     out_hello->protocol_min = EP_RPC_PROTOCOL_VERSION;
     out_hello->protocol_max = EP_RPC_PROTOCOL_VERSION;
     out_hello->incarnation = common->incarnation;
-    out_hello->node = unconst(common->node);
-    out_hello->role = unconst(common->role);
+    out_hello->node = ep_rpc_unconst(common->node);
+    out_hello->role = ep_rpc_unconst(common->role);
     out_hello->frame_bytes_max = common->limits.frame_bytes_max;
     out_hello->header_bytes_max = common->limits.header_bytes_max;
     out_hello->credit_bytes = common->limits.credit_bytes;
     out_hello->ping_ms = common->limits.ping_ms;
     out_hello->payload_crc = payload_crc;
-    out_hello->software = unconst(EP_RPC_SOFTWARE);
+    out_hello->software = ep_rpc_unconst(EP_RPC_SOFTWARE);
 #ifndef EP_WIRE_TEST_OLDER
-    out_hello->host = unconst(common->host != NULL ? common->host : "");
+    out_hello->host = ep_rpc_unconst(common->host != NULL ? common->host : "");
     out_hello->optional_features = features;
     out_hello->n_optional_features = EP_ARRAY_COUNT(features);
 #endif

@@ -29,6 +29,11 @@ ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bo
 ep_err ep_rpc_hello_check_server(bool payload_crc, const Expertd__V1__Hello *hello,
                                  ep_error *out_error);
 
+/* The smaller of our limit and the peer's in its Hello; 0: it did not say. */
+static inline size_t ep_rpc_hello_bound(size_t own, uint64_t peer)
+{
+    return peer != 0 && peer < own ? (size_t)peer : own;
+}
 /* Whether the peer named this optional feature. */
 bool ep_rpc_hello_has_feature(const Expertd__V1__Hello *hello, const char *feature);
 

@@ -126,8 +126,4 @@ void ep_rpc_common_free(ep_rpc_common *copy)
     free((void *)(uintptr_t)copy->node);
     free((void *)(uintptr_t)copy->host);
     free((void *)(uintptr_t)copy->role);
-    copy->token = NULL;
-    copy->node = NULL;
-    copy->host = NULL;
-    copy->role = NULL;
 }

@@ -32,11 +32,14 @@ static ep_err create_shares(ep_rpc_server *server)
     return err != EP_OK ? err : create_share(server, 4, frame_bytes, &server->door_pool);
 }
 
-static void destroy_shares(ep_rpc_server *server)
+/* Also of a server that is made in part. */
+static void server_free(ep_rpc_server *server)
 {
     ep_buffer_pool_destroy(server->hello_pool);
     ep_buffer_pool_destroy(server->client_pool);
     ep_buffer_pool_destroy(server->door_pool);
+    ep_rpc_common_free(&server->common);
+    free(server);
 }
 
 void ep_rpc_server_read_shares(ep_rpc_server *server, ep_rpc_share out_shares[EP_RPC_SHARES])
@@ -69,22 +72,16 @@ ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an RPC server");
     }
     ep_err err = ep_rpc_common_copy(&config->common, &server->common, out_error);
+    if (err == EP_OK && server->common.token[0] != 0) { /* ignored, the door would stand open */
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                           "a server judges by credentials, not by a token");
+    }
+    if (err == EP_OK && create_shares(server) != EP_OK) {
+        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an RPC server");
+    }
     if (err != EP_OK) {
-        free(server);
+        server_free(server);
         return err;
-    }
-    if (server->common.token[0] != 0) { /* it would be ignored, and the door stand open */
-        ep_rpc_common_free(&server->common);
-        free(server);
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "a server judges by credentials, not by a token");
-    }
-    err = create_shares(server);
-    if (err != EP_OK) {
-        destroy_shares(server);
-        ep_rpc_common_free(&server->common);
-        free(server);
-        return ep_error_set(out_error, err, "no memory for an RPC server");
     }
     ep_rpc_hosts_init(&server->hosts, server->client_pool, server->common.limits.frame_bytes_max);
     server->config = *config;
@@ -401,7 +398,5 @@ void ep_rpc_server_destroy(ep_rpc_server *server)
     ep_rpc_health_fini(&server->health);
     pthread_cond_destroy(&server->idle);
     pthread_mutex_destroy(&server->lock);
-    destroy_shares(server);
-    ep_rpc_common_free(&server->common);
-    free(server);
+    server_free(server);
 }

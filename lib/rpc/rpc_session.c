@@ -93,8 +93,8 @@ static ep_err welcome_frame(ep_rpc_session *session, uint64_t call_id, bool payl
             continue;
         }
         expertd__v1__lane_offer__init(&offers[hello.n_lanes]);
-        offers[hello.n_lanes].name = (char *)(uintptr_t)listener->listener->ops->name;
-        offers[hello.n_lanes].url = (char *)(uintptr_t)listener->url;
+        offers[hello.n_lanes].name = ep_rpc_unconst(listener->listener->ops->name);
+        offers[hello.n_lanes].url = ep_rpc_unconst(listener->url);
         offer_list[hello.n_lanes] = &offers[hello.n_lanes];
         hello.n_lanes++;
     }
@@ -108,12 +108,6 @@ static ep_err welcome_frame(ep_rpc_session *session, uint64_t call_id, bool payl
         server->config.hello_free(server->config.arg, &hello);
     }
     return err;
-}
-
-/* 0: the peer did not say. */
-static size_t smaller(size_t own, uint64_t peer)
-{
-    return peer != 0 && peer < own ? (size_t)peer : own;
 }
 
 /* False: no memory. */
@@ -140,9 +134,10 @@ static ep_err welcome(ep_rpc_session *session, uint64_t call_id, const Expertd__
     const ep_rpc_limits *limits = &session->server->common.limits;
     session->origin.role = role;
     snprintf(session->origin.node, sizeof(session->origin.node), "%s", hello->node);
-    session->origin.peer_frame_bytes_max = smaller(limits->frame_bytes_max, hello->frame_bytes_max);
+    session->origin.peer_frame_bytes_max =
+        ep_rpc_hello_bound(limits->frame_bytes_max, hello->frame_bytes_max);
     session->origin.peer_header_bytes_max =
-        smaller(limits->header_bytes_max, hello->header_bytes_max);
+        ep_rpc_hello_bound(limits->header_bytes_max, hello->header_bytes_max);
     session->announced_bytes = limits->credit_bytes;
     session->origin.payload_crc = payload_crc;
     ep_rpc_link_set_crc(link, payload_crc);
@@ -229,18 +224,13 @@ static ep_rpc_call **bucket_of(ep_rpc_session *session, uint64_t id)
 
 _Static_assert(EP_RPC_CALL_BUCKETS == 256, "bucket_of takes 8 bits");
 
-/* The call with this id and one more reference, or NULL. link.lock is taken. */
-static ep_rpc_call *find_call(ep_rpc_session *session, uint64_t id)
+/* The call with this id, or NULL. link.lock is held. */
+static ep_rpc_call *find_locked(ep_rpc_session *session, uint64_t id)
 {
-    pthread_mutex_lock(&session->link.lock);
     ep_rpc_call *call = *bucket_of(session, id);
     while (call != NULL && call->incoming.number != id) {
         call = call->next;
     }
-    if (call != NULL) {
-        ep_rpc_call_ref(call);
-    }
-    pthread_mutex_unlock(&session->link.lock);
     return call;
 }
 
@@ -338,11 +328,7 @@ static ep_err enter(ep_rpc_session *session, ep_rpc_call *call, uint32_t *out_ca
     ep_err err = EP_OK;
     pthread_mutex_lock(&session->link.lock);
     ep_rpc_call **bucket = bucket_of(session, call->incoming.number);
-    ep_rpc_call *same = *bucket;
-    while (same != NULL && same->incoming.number != call->incoming.number) {
-        same = same->next;
-    }
-    if (same != NULL) {
+    if (find_locked(session, call->incoming.number) != NULL) {
         err = ep_error_set(out_error, EP_ERR_PROTOCOL,
                            "call id %016llx is used again while its call is in flight",
                            (unsigned long long)call->incoming.number);
@@ -396,7 +382,12 @@ static void session_frame(ep_rpc_link *link, const ep_frame *frame, ep_buffer *t
         return;
     }
     if (frame->kind == EP_FRAME_CANCEL) {
-        ep_rpc_call *call = find_call(session, frame->call_id);
+        pthread_mutex_lock(&link->lock);
+        ep_rpc_call *call = find_locked(session, frame->call_id);
+        if (call != NULL) {
+            ep_rpc_call_ref(call);
+        }
+        pthread_mutex_unlock(&link->lock);
         if (call != NULL) {
             ep_rpc_call_cancelled(call, (frame->flags & EP_FRAME_FLAG_ANSWERED) != 0);
             ep_rpc_call_unref(call);
@@ -463,11 +454,7 @@ static void session_free(ep_rpc_link *link)
     ep_rpc_server *server = session->server;
     EP_ASSERT(session->calls_count == 0);
     pthread_mutex_lock(&server->lock);
-    if (session->previous != NULL) {
-        session->previous->next = session->next;
-    } else {
-        server->sessions = session->next;
-    }
+    *(session->previous != NULL ? &session->previous->next : &server->sessions) = session->next;
     if (session->next != NULL) {
         session->next->previous = session->previous;
     }

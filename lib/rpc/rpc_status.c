@@ -7,12 +7,6 @@
 
 #define STATUS_UNPACK_BYTES_MAX 16384
 
-/* Message fields are char *, but packing only reads them. */
-static char *unconst(const char *text)
-{
-    return (char *)(uintptr_t)text;
-}
-
 void ep_rpc_status_fill(ep_err code, const ep_error *error, ep_rpc_status_fields *out_fields)
 {
     Expertd__V1__Status *status = &out_fields->status;
@@ -22,14 +16,14 @@ void ep_rpc_status_fill(ep_err code, const ep_error *error, ep_rpc_status_fields
     status->layer = -1;
     status->expert = -1;
     status->waited_us = -1;
-    status->text = unconst(ep_err_text(code));
+    status->text = ep_rpc_unconst(ep_err_text(code));
     if (error == NULL) {
         return;
     }
     if (error->text[0] != 0) {
-        status->text = unconst(error->text);
+        status->text = ep_rpc_unconst(error->text);
     }
-    status->node = unconst(error->node);
+    status->node = ep_rpc_unconst(error->node);
     status->layer = error->layer;
     status->expert = error->expert;
     status->waited_us = error->waited_us;

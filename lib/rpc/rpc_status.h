@@ -3,6 +3,8 @@
 #ifndef EP_RPC_RPC_STATUS_H
 #define EP_RPC_RPC_STATUS_H
 
+#include <stdint.h>
+
 #include "base/error.h"
 #include "common.pb-c.h"
 #include "rpc/rpc_budget.h"
@@ -12,6 +14,12 @@ typedef struct ep_rpc_status_fields {
     Expertd__V1__Status status;
     Expertd__V1__Epoch epoch;
 } ep_rpc_status_fields;
+
+/* Message fields are char *, but packing only reads them. */
+static inline char *ep_rpc_unconst(const char *text)
+{
+    return (char *)(uintptr_t)text;
+}
 
 /* error may be NULL: then only the code and its fixed sentence. */
 void ep_rpc_status_fill(ep_err code, const ep_error *error, ep_rpc_status_fields *out_fields);
