@@ -136,11 +136,7 @@ static void conn_unref_and_unlock(rep_conn *conn)
     ep_nng_rep_door *door = conn->door;
     bool last = --conn->refs == 0;
     if (last) {
-        if (conn->previous != NULL) {
-            conn->previous->next = conn->next;
-        } else {
-            door->conns = conn->next;
-        }
+        *(conn->previous != NULL ? &conn->previous->next : &door->conns) = conn->next;
         if (conn->next != NULL) {
             conn->next->previous = conn->previous;
         }
@@ -163,23 +159,29 @@ static void request_free(rep_request *request)
     free(request);
 }
 
+/* Lock held: *at no longer waits. */
+static rep_request *take_waiting_locked(ep_nng_rep_door *door, rep_request **at)
+{
+    rep_request *request = *at;
+    *at = request->next;
+    door->stats.requests_waiting--;
+    door->waiting_bytes -= request->bytes != NULL ? request->bytes->bytes : 0;
+    request->from->waiting--;
+    return request;
+}
+
 /* Lock held. Takes out the requests of conn that wait (NULL: all). */
 static void drop_waiting_locked(ep_nng_rep_door *door, const rep_conn *conn)
 {
     rep_request **at = &door->first;
     door->last = NULL;
     while (*at != NULL) {
-        rep_request *request = *at;
-        if (conn != NULL && request->from != conn) {
-            door->last = request;
-            at = &request->next;
-            continue;
+        if (conn != NULL && (*at)->from != conn) {
+            door->last = *at;
+            at = &(*at)->next;
+        } else {
+            request_free(take_waiting_locked(door, at));
         }
-        *at = request->next;
-        door->stats.requests_waiting--;
-        door->waiting_bytes -= request->bytes != NULL ? request->bytes->bytes : 0;
-        request->from->waiting--;
-        request_free(request);
     }
 }
 
@@ -352,11 +354,7 @@ static bool enqueue_locked(ep_nng_rep_door *door, rep_request *request)
         door->stats.overloads++;
         return false;
     }
-    if (door->last != NULL) {
-        door->last->next = request;
-    } else {
-        door->first = request;
-    }
+    *(door->last != NULL ? &door->last->next : &door->first) = request;
     door->last = request;
     door->waiting_bytes += bytes;
     door->stats.requests_waiting++;
@@ -456,14 +454,8 @@ static void *door_main(void *arg)
             ep_clock_wait(&door->work, &door->lock, look_ns);
             continue;
         }
-        rep_request *request = door->first;
-        door->first = request->next;
-        if (door->first == NULL) {
-            door->last = NULL;
-        }
-        door->stats.requests_waiting--;
-        door->waiting_bytes -= request->bytes != NULL ? request->bytes->bytes : 0;
-        request->from->waiting--;
+        rep_request *request = take_waiting_locked(door, &door->first);
+        door->last = door->first != NULL ? door->last : NULL;
         start_and_unlock(door, request);
         pthread_mutex_lock(&door->lock);
     }
@@ -559,16 +551,6 @@ static void accepted(void *arg, ep_conn *taken_conn)
     }
 }
 
-static ep_err check(const ep_nng_rep_limits *limits, ep_error *out_error)
-{
-    if (limits->slots < 1 || limits->slots > EP_NNG_REP_SLOTS_MAX) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "the door has %u contexts, allowed 1..%d", limits->slots,
-                            EP_NNG_REP_SLOTS_MAX);
-    }
-    return EP_OK;
-}
-
 static void door_free(ep_nng_rep_door *door)
 {
     pthread_cond_destroy(&door->idle);
@@ -592,10 +574,6 @@ ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_lim
                             const ep_nng_rep_handler *handler, ep_nng_rep_door **out_door,
                             ep_error *out_error)
 {
-    ep_err err = check(limits, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
     ep_nng_rep_door *door = calloc(1, sizeof(*door));
     rep_slot *slots = calloc(limits->slots, sizeof(*slots));
     if (door == NULL || slots == NULL) {
@@ -620,7 +598,7 @@ ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_lim
     pthread_mutex_init(&door->lock, NULL);
     pthread_cond_init(&door->work, NULL);
     pthread_cond_init(&door->idle, NULL);
-    err = ep_lane_thread_create("ep-door", door_main, door, &door->thread);
+    ep_err err = ep_lane_thread_create("ep-door", door_main, door, &door->thread);
     if (err != EP_OK) {
         door_free(door);
         return ep_error_set(out_error, err, "cannot start the door's thread");

@@ -26,8 +26,6 @@
 
 #include "transport/transport.h"
 
-#define EP_NNG_REP_SLOTS_MAX 4096
-
 typedef struct ep_nng_rep_door ep_nng_rep_door;
 
 /* Names one request for on_gone, so that a slot's next request is never taken for it. Grows with
@@ -66,7 +64,7 @@ typedef struct ep_nng_rep_limits {
     /* a longer message costs its sender the connection; a little more than this is let through, so
      * that the handler can say so */
     size_t frame_bytes_max;
-    uint32_t slots; /* 1..EP_NNG_REP_SLOTS_MAX */
+    uint32_t slots; /* 1 at least */
     /* for further ones who sent no request yet must go; refused where none of those is */
     uint32_t connections_max;
     uint32_t hello_timeout_ms; /* for the first 8 bytes */
