@@ -3,13 +3,12 @@
 
 #include <fenv.h>
 #include <math.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/check.h"
+#include "base/host.h"
 
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 
@@ -236,11 +235,6 @@ void ep_host_floats_reset(void)
 
 uint32_t ep_host_cpus_count(void)
 {
-    cpu_set_t set;
-    long count = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set)
-                                                              : sysconf(_SC_NPROCESSORS_ONLN);
-    if (count < 1) {
-        return 1;
-    }
-    return count > EP_BACKEND_THREADS_MAX ? EP_BACKEND_THREADS_MAX : (uint32_t)count;
+    const uint32_t count = ep_host_cpus();
+    return count > EP_BACKEND_THREADS_MAX ? EP_BACKEND_THREADS_MAX : count;
 }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/host.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define ID_DIGITS 32
 
@@ -32,4 +34,12 @@ void ep_host_boot_id(char out_name[EP_HOST_BYTES])
         fclose(file);
     }
     ep_host_choose_id(kernels, managers != NULL ? managers : "", out_name);
+}
+
+uint32_t ep_host_cpus(void)
+{
+    cpu_set_t set;
+    long count = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set)
+                                                              : sysconf(_SC_NPROCESSORS_ONLN);
+    return count < 1 ? 1 : (uint32_t)count;
 }

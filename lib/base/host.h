@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which machine this is. */
+/* Which machine this is, and how much of it is ours. */
 #ifndef EP_BASE_HOST_H
 #define EP_BASE_HOST_H
+
+#include <stdint.h>
 
 #define EP_BOOT_ID_VARIABLE "EXPERTD_BOOT_ID"
 #define EP_HOST_BYTES 64 /* a host's name with its end; "" not known */
@@ -16,5 +18,8 @@ void ep_host_boot_id(char out_name[EP_HOST_BYTES]);
 /* What it makes of the kernel's line ("" unreadable) and of the manager's 32 hexadecimal digits (""
  * none). Pure. */
 void ep_host_choose_id(const char *kernels, const char *managers, char out_name[EP_HOST_BYTES]);
+
+/* CPUs that this process may use, 1 at least. */
+uint32_t ep_host_cpus(void);
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/host.h"
 
 static struct {
     pthread_mutex_t lock;
@@ -210,6 +211,11 @@ size_t ep_send_copy(const ep_send *send, size_t offset, uint8_t *out, size_t byt
         offset = 0;
     }
     return copied;
+}
+
+uint32_t ep_lane_threads_count(void)
+{
+    return ep_host_cpus() >= 4 * EP_LANE_THREADS_MAX ? EP_LANE_THREADS_MAX : 2;
 }
 
 ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg,

@@ -49,6 +49,12 @@ size_t ep_send_copy(const ep_send *send, size_t offset, uint8_t *out, size_t byt
 unsigned ep_send_queue_gather(const ep_send_queue *queue, bool patient, unsigned iovs_max,
                               struct iovec *out_iovs, size_t *out_bytes);
 
+/*
+ * How many threads a lane's loops have: two at least, since bulk traffic or a long callback of one
+ * connection must not delay another's small frames; more only where CPUs are many.
+ */
+#define EP_LANE_THREADS_MAX 4
+uint32_t ep_lane_threads_count(void);
 /* Starts a thread that blocks every signal. name: up to 15 characters. Errors: IO. */
 ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg,
                              pthread_t *out_thread);

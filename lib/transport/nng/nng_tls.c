@@ -11,8 +11,6 @@ static bool tls_used; /* atomic */
 ep_err ep_nng_err(int nng_error)
 {
     switch (nng_error) {
-    case 0:
-        return EP_OK;
     case NNG_ENOMEM:
         return EP_ERR_NO_MEMORY;
     case NNG_ENOFILES:

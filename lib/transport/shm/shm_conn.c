@@ -388,7 +388,7 @@ static bool receive(shm_conn *conn)
     note_pause(conn, conn->in.tail != begin, step == RECEIVE_IDLE, begin_ns);
     if (step == RECEIVE_WAITS) {
         uint64_t wait_ns = ep_lane_conn_wait_ms(&conn->lane) * EP_NS_PER_MS;
-        ep_shm_loop_post_later(conn->loop, &conn->retry, ep_clock_now_ns() + wait_ns);
+        ep_lane_later_add(&conn->loop->later, &conn->retry, ep_clock_now_ns() + wait_ns);
     } else if (step == RECEIVE_ERROR) {
         ep_lane_conn_end(&conn->lane, &error);
     } else if (step == RECEIVE_IDLE && conn->in.armed && conn->peer_ended) {
@@ -406,7 +406,7 @@ static void let_go(shm_conn *conn)
 {
     conn->ended = true;
     ep_shm_loop_unwatch(conn->loop, conn->socket);
-    ep_shm_loop_forget(conn->loop, &conn->retry);
+    ep_lane_later_remove(&conn->loop->later, &conn->retry);
     /* whoever copies has seen closing not set and holds it; nobody is inside */
     pthread_mutex_lock(conn->lane.lock);
     shutdown(conn->socket, SHUT_RDWR);

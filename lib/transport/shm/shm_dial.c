@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dialing: connect, wait for the listener's memory, look at both, map it. */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -48,13 +47,10 @@ static ep_err take_welcome(shm_dial *d, ep_conn **out_conn, ep_error *out_error)
         err = ep_shm_memory_adopt(memory_fd, ring_bytes, &memory, out_error);
         close(memory_fd);
     }
-    int socket = err == EP_OK ? EP_LANE_FD(fcntl(d->socket, F_DUPFD_CLOEXEC, 0)) : -1;
-    if (err == EP_OK && socket < 0) {
-        ep_shm_memory_close(&memory);
-        err = ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                           "no descriptor is free in this process");
-    }
-    if (err == EP_OK) {
+    if (err == EP_OK) { /* which takes the socket in every case */
+        int socket = d->socket;
+        ep_shm_loop_unwatch(d->loop, socket);
+        d->socket = -1;
         err = ep_shm_conn_create(d->lane.base.ops, socket, &memory, &d->lane.limits, d->lane.url,
                                  NULL, out_conn, out_error);
     }

@@ -26,8 +26,6 @@
 #include "transport/lane_worker.h"
 #include "transport/shm/shm_ring.h"
 
-#define SHM_LOOPS_MAX 4
-
 /* Something epoll tells of. Only touched by its loop's thread while registered. */
 typedef struct shm_source {
     void (*on_event)(struct shm_source *source, uint32_t events);
@@ -36,9 +34,8 @@ typedef struct shm_source {
 typedef struct shm_loop {
     pthread_mutex_t lock;
     pthread_t thread;
-    bool running;
     bool stopping;
-    bool woken; /* wake_fd was rung and the thread has not looked at the queue since */
+    bool woken; /* wake was rung and the thread has not looked at the queue since */
     bool timer_armed;
     ep_lane_jobs posted;
     ep_lane_job *later; /* the thread's */
@@ -66,10 +63,6 @@ bool ep_shm_loop_post(shm_loop *loop, ep_lane_job *job);
 void ep_shm_loop_post_lazy(shm_loop *loop, ep_lane_job *job);
 /* What was posted lazily runs soon. */
 void ep_shm_loop_hurry(shm_loop *loop);
-/* On the loop's thread: has job->run called at due_ns. It does not wait yet. */
-void ep_shm_loop_post_later(shm_loop *loop, ep_lane_job *job, uint64_t due_ns);
-/* On the loop's thread: it does not wait any more. */
-void ep_shm_loop_forget(shm_loop *loop, ep_lane_job *job);
 /* events: of epoll. Errors: IO. */
 ep_err ep_shm_loop_watch(shm_loop *loop, int fd, shm_source *source, uint32_t events);
 void ep_shm_loop_unwatch(shm_loop *loop, int fd);

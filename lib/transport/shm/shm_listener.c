@@ -134,7 +134,7 @@ static void end_accept(shm_listener *l)
 static void pause_accepting(shm_listener *l)
 {
     uint64_t pause_ms = ep_lane_listener_pause_ms(&l->lane, strerror(errno));
-    ep_shm_loop_post_later(l->loop, &l->retry, ep_clock_now_ns() + pause_ms * EP_NS_PER_MS);
+    ep_lane_later_add(&l->loop->later, &l->retry, ep_clock_now_ns() + pause_ms * EP_NS_PER_MS);
 }
 
 static void accept_all(shm_listener *l)
@@ -152,7 +152,7 @@ static void accept_all(shm_listener *l)
             pause_accepting(l);
         }
         if (!none && accepts >= ACCEPTS_MAX && !l->retry.waiting) {
-            ep_shm_loop_post_later(l->loop, &l->retry, ep_clock_now_ns());
+            ep_lane_later_add(&l->loop->later, &l->retry, ep_clock_now_ns());
         }
         end_accept(l);
         if (none) {
@@ -177,7 +177,7 @@ static void on_end(ep_lane_job *job)
 {
     shm_listener *l = (shm_listener *)(void *)((char *)job - offsetof(shm_listener, end));
     ep_shm_loop_unwatch(l->loop, l->socket);
-    ep_shm_loop_forget(l->loop, &l->retry);
+    ep_lane_later_remove(&l->loop->later, &l->retry);
     ep_lane_fd_close(l->socket);
     ep_lane_listener_free(&l->lane);
 }

@@ -6,9 +6,6 @@
  */
 #include "transport/shm/shm_lane.h"
 
-#include <errno.h>
-#include <sched.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
@@ -25,7 +22,7 @@ typedef struct shm_lane {
     pthread_mutex_t lock;
     uint32_t loops_count; /* 0: not started */
     uint32_t next;        /* atomic */
-    shm_loop loops[SHM_LOOPS_MAX];
+    shm_loop loops[EP_LANE_THREADS_MAX];
 } shm_lane;
 
 #define LANE_AT_REST                                                                               \
@@ -90,16 +87,6 @@ void ep_shm_loop_post_lazy(shm_loop *loop, ep_lane_job *job)
         timerfd_settime(loop->timer, 0, &soon, NULL);
     }
     pthread_mutex_unlock(&loop->lock);
-}
-
-void ep_shm_loop_post_later(shm_loop *loop, ep_lane_job *job, uint64_t due_ns)
-{
-    ep_lane_later_add(&loop->later, job, due_ns);
-}
-
-void ep_shm_loop_forget(shm_loop *loop, ep_lane_job *job)
-{
-    ep_lane_later_remove(&loop->later, job);
 }
 
 /* ---- the thread ---- */
@@ -222,18 +209,6 @@ static ep_err loop_open(shm_loop *loop, const char *name)
     return EP_OK;
 }
 
-/*
- * Two, so that a long callback or copy of one connection does not hold up all others; more where
- * there are CPUs.
- */
-static uint32_t loops_wanted(void)
-{
-    cpu_set_t cpus;
-    CPU_ZERO(&cpus);
-    int count = sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-    return count >= 16 ? SHM_LOOPS_MAX : 2;
-}
-
 static void stop_loops(void)
 {
     for (uint32_t i = 0; i < lane.loops_count; i++) {
@@ -250,13 +225,13 @@ static void stop_loops(void)
 
 ep_err ep_shm_loops_start(ep_error *out_error)
 {
-    static const char *const names[SHM_LOOPS_MAX] = {"ep-shm-0", "ep-shm-1", "ep-shm-2",
-                                                     "ep-shm-3"};
+    static const char *const names[EP_LANE_THREADS_MAX] = {"ep-shm-0", "ep-shm-1", "ep-shm-2",
+                                                           "ep-shm-3"};
     ep_lane_fork_hook(forget);
     pthread_mutex_lock(&lane.lock);
     ep_err err = EP_OK;
     if (lane.loops_count == 0) {
-        uint32_t wanted = loops_wanted();
+        uint32_t wanted = ep_lane_threads_count();
         while (err == EP_OK && lane.loops_count < wanted) {
             err = loop_open(&lane.loops[lane.loops_count], names[lane.loops_count]);
             lane.loops_count += err == EP_OK;

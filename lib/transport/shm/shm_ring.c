@@ -19,14 +19,9 @@ static bool take_tail(shm_producer *p, uint64_t tail, size_t *out_bytes)
     return true;
 }
 
-bool ep_shm_producer_room(shm_producer *p, size_t *out_bytes)
-{
-    return take_tail(p, __atomic_load_n(&p->shared->tail, __ATOMIC_ACQUIRE), out_bytes);
-}
-
 bool ep_shm_producer_wait_room(shm_producer *p, size_t *out_bytes)
 {
-    if (!ep_shm_producer_room(p, out_bytes)) {
+    if (!take_tail(p, __atomic_load_n(&p->shared->tail, __ATOMIC_ACQUIRE), out_bytes)) {
         return false;
     }
     if (*out_bytes > 0) {

@@ -54,10 +54,8 @@ typedef struct shm_consumer {
     uint32_t cpu;
 } shm_consumer;
 
-/* Bytes that may be put in now, with nothing put in that is not published; false when the peer's
- * position is impossible. */
-bool ep_shm_producer_room(shm_producer *p, size_t *out_bytes);
-/* The same, and when there is no room, asks the consumer for a wake-up. */
+/* Bytes that may be put in now, with nothing put in that is not published; when there is no room,
+ * asks the consumer for a wake-up. False when the peer's position is impossible. */
 bool ep_shm_producer_wait_room(shm_producer *p, size_t *out_bytes);
 /* Whether the consumer last slept on another CPU than this one. */
 bool ep_shm_producer_is_apart(const shm_producer *p);

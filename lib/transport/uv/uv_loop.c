@@ -6,14 +6,12 @@
  */
 #include <sched.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "transport/lane_common.h"
 #include "transport/uv/uv_lane.h"
 
-#define WORKERS_MAX 4
 #define SPINS_PER_YIELD 8
 
 struct ep_uv_loop_worker {
@@ -36,7 +34,7 @@ typedef struct uv_lane {
     pthread_mutex_t lock;
     bool running;
     uint32_t count;
-    ep_uv_loop_worker workers[WORKERS_MAX];
+    ep_uv_loop_worker workers[EP_LANE_THREADS_MAX];
 } uv_lane;
 
 #define LANE_AT_REST                                                                               \
@@ -197,21 +195,13 @@ static void forget(void)
     current = NULL;
 }
 
-/* Two at least: bulk traffic on one connection must not delay another's small frames. More help
- * only where cores are many. */
-static uint32_t wanted_workers(void)
-{
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    return cores >= 4 * WORKERS_MAX ? WORKERS_MAX : 2;
-}
-
 ep_err ep_uv_loop_workers_start(ep_error *out_error)
 {
     ep_err err = EP_OK;
     ep_lane_fork_hook(forget);
     pthread_mutex_lock(&lane.lock);
     if (!lane.running) {
-        uint32_t wanted = wanted_workers();
+        uint32_t wanted = ep_lane_threads_count();
         for (lane.count = 0; lane.count < wanted && err == EP_OK; lane.count += err == EP_OK) {
             err = worker_open(&lane.workers[lane.count]);
         }

@@ -10,8 +10,6 @@
 ep_err ep_uv_err(int number)
 {
     switch (number) {
-    case 0:
-        return EP_OK;
     case ENOMEM:
     case ENOBUFS:
         return EP_ERR_NO_MEMORY;
