@@ -61,19 +61,6 @@ static bool is_any(const ep_cluster *cluster)
            strcmp(cluster->config.client->numerics, "any") == 0;
 }
 
-static Expertd__V1__Hello *copy_hello(const Expertd__V1__Hello *hello)
-{
-    size_t bytes = expertd__v1__hello__get_packed_size(hello);
-    uint8_t *packed = malloc(bytes + 1);
-    if (packed == NULL) {
-        return NULL;
-    }
-    expertd__v1__hello__pack(hello, packed);
-    Expertd__V1__Hello *copy = expertd__v1__hello__unpack(NULL, bytes, packed);
-    free(packed);
-    return copy;
-}
-
 static ep_err install(void *arg, ep_routing_table *taken_table, ep_error *out_error);
 
 /* Remembered as the last report when there is no table yet. */
@@ -143,7 +130,8 @@ static void on_peer_ready(void *arg, ep_peer *peer, ep_peer_class class_index,
     ep_cluster *cluster = arg;
     if (cluster->config.client->coordinator_url == NULL && class_index == EP_PEER_DECODE &&
         hello != NULL) {
-        replace_hello(cluster, peer, copy_hello(hello));
+        replace_hello(cluster, peer,
+                      (Expertd__V1__Hello *)(void *)ep_rpc_message_copy(&hello->base));
     }
     broadcast(cluster);
 }
@@ -194,7 +182,7 @@ static void on_seed_models(void *arg, ep_peer *seed, const Expertd__V1__Describe
         Expertd__V1__Hello now = *seed->hello;
         now.models = reply->models;
         now.n_models = reply->n_models;
-        hello = copy_hello(&now);
+        hello = (Expertd__V1__Hello *)(void *)ep_rpc_message_copy(&now.base);
     }
     /* a node that could not be reached counts from then on */
     const bool retries = hello == NULL && lacks_pin(cluster);

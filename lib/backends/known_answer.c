@@ -67,16 +67,20 @@ static ep_err run_and_wait(ep_backend *backend, ep_job *job)
     return err;
 }
 
+static void put(void *to, ep_dtype dtype, size_t i, float v)
+{
+    if (dtype == EP_DTYPE_F32) {
+        ((float *)to)[i] = v;
+    } else {
+        ((uint16_t *)to)[i] = dtype == EP_DTYPE_BF16 ? ep_f32_to_bf16(v) : ep_f32_to_f16(v);
+    }
+}
+
 /* count values in [-scale, scale), 24 random bits each, stored as dtype. */
 static void fill(uint64_t *state, void *to, ep_dtype dtype, size_t count, float scale)
 {
     for (size_t i = 0; i < count; i++) {
-        float v = ((float)(ep_splitmix64(state) >> 40) * 0x1p-23f - 1.0f) * scale;
-        if (dtype == EP_DTYPE_F32) {
-            ((float *)to)[i] = v;
-        } else {
-            ((uint16_t *)to)[i] = dtype == EP_DTYPE_BF16 ? ep_f32_to_bf16(v) : ep_f32_to_f16(v);
-        }
+        put(to, dtype, i, ((float)(ep_splitmix64(state) >> 40) * 0x1p-23f - 1.0f) * scale);
     }
 }
 
@@ -162,12 +166,7 @@ static void fill_sparse(uint64_t *state, void *to, ep_dtype dtype, size_t count)
 {
     static const float values[] = {0.0f, 0.0f, 0.0f, 0.0f, 1.0f, -1.0f, 1.0f, -1.0f};
     for (size_t i = 0; i < count; i++) {
-        const float v = values[ep_splitmix64(state) >> 61];
-        if (dtype == EP_DTYPE_F32) {
-            ((float *)to)[i] = v;
-        } else {
-            ((uint16_t *)to)[i] = dtype == EP_DTYPE_BF16 ? ep_f32_to_bf16(v) : ep_f32_to_f16(v);
-        }
+        put(to, dtype, i, values[ep_splitmix64(state) >> 61]);
     }
 }
 

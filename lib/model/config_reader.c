@@ -134,20 +134,23 @@ void ep_config_u32_per_layer(ep_config_reader *reader, const char *const *keys, 
     }
 }
 
-bool ep_config_bool(ep_config_reader *reader, const char *const *keys, bool fallback)
+/* It is there, and of another type. */
+static void fail_type(ep_config_reader *reader, const char *key, const json_t *value,
+                      const char *allowed)
 {
     char text[EP_JSON_TEXT_BYTES];
+    ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed %s", key,
+                   ep_json_describe(value, text), allowed);
+}
+
+bool ep_config_bool(ep_config_reader *reader, const char *const *keys, bool fallback)
+{
     const char *key = NULL;
     json_t *value = ep_config_find(reader, keys, &key);
-    if (value == NULL) {
-        return fallback;
+    if (value != NULL && !json_is_boolean(value)) {
+        fail_type(reader, key, value, "true or false");
     }
-    if (!json_is_boolean(value)) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed true or false", key,
-                       ep_json_describe(value, text));
-        return fallback;
-    }
-    return json_is_true(value);
+    return json_is_boolean(value) ? json_is_true(value) : fallback;
 }
 
 float ep_config_f32(ep_config_reader *reader, const char *const *keys, double min, double max,
@@ -178,16 +181,10 @@ float ep_config_limit(ep_config_reader *reader, const char *const *keys, float f
 
 const char *ep_config_string(ep_config_reader *reader, const char *const *keys)
 {
-    char text[EP_JSON_TEXT_BYTES];
     const char *key = NULL;
     json_t *value = ep_config_find(reader, keys, &key);
-    if (value == NULL) {
-        return NULL;
+    if (value != NULL && !json_is_string(value)) {
+        fail_type(reader, key, value, "a string");
     }
-    if (!json_is_string(value)) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed a string", key,
-                       ep_json_describe(value, text));
-        return NULL;
-    }
-    return json_string_value(value);
+    return json_string_value(value); /* NULL where it is none */
 }

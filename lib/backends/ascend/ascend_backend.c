@@ -122,11 +122,8 @@ static void *launcher_main(void *arg)
         }
 
         pthread_mutex_lock(&backend->lock);
-        if (backend->first_flying == NULL) {
-            backend->first_flying = slot;
-        } else {
-            backend->last_flying->next = slot;
-        }
+        *(backend->first_flying != NULL ? &backend->last_flying->next : &backend->first_flying) =
+            slot;
         backend->last_flying = slot;
         pthread_cond_broadcast(&backend->changed);
     }
@@ -213,11 +210,7 @@ static ep_err ascend_submit(ep_backend *base, ep_job *job)
     if (backend->jobs_count >= EP_BACKEND_JOBS_MAX) {
         err = EP_ERR_RESOURCE_EXHAUSTED;
     } else {
-        if (backend->first == NULL) {
-            backend->first = job;
-        } else {
-            backend->last->next = job;
-        }
+        *(backend->first != NULL ? &backend->last->next : &backend->first) = job;
         backend->last = job;
         backend->jobs_count++;
         pthread_cond_broadcast(&backend->changed);

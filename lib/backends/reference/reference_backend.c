@@ -228,11 +228,7 @@ static ep_err reference_submit(ep_backend *base, ep_job *job)
     if (backend->jobs_count >= EP_BACKEND_JOBS_MAX) {
         err = EP_ERR_RESOURCE_EXHAUSTED;
     } else {
-        if (backend->first == NULL) {
-            backend->first = job;
-        } else {
-            backend->last->next = job;
-        }
+        *(backend->first != NULL ? &backend->last->next : &backend->first) = job;
         backend->last = job;
         backend->jobs_count++;
         pthread_cond_signal(&backend->wake);
