@@ -401,13 +401,18 @@ ep_err ep_call_start(ep_call *call, const ep_view_layer *at, uint32_t tokens, ui
     call->done = false;
     pthread_mutex_unlock(&call->lock);
     call->spec.batch.tokens = tokens;
-    ep_call_trace_begin(call, at->view->table->epoch.number);
+    call->trace = (ep_call_trace){.is_on = false};
+    if (EP_TRACE_ON(forward_begin) || call->spec.traceparent[0] != 0) {
+        ep_call_trace_begin(call, at->view->table->epoch.number);
+    }
     ep_err err = prepare_run(call, at, out_error);
     if (err == EP_OK) {
         begin_run(call, begin_ns);
         return EP_OK;
     }
-    ep_call_trace_end(call, err);
+    if (call->trace.forward_open) {
+        ep_call_trace_end(call, err);
+    }
     ep_call_drop_view(call);
     pthread_mutex_lock(&call->lock);
     work_and_leave(call);

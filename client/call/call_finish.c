@@ -102,7 +102,7 @@ void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame)
         EP_ASSERT(*left > 0 && *left != EP_CALL_COMBINED);
         ready += --*left == 0;
     }
-    bool is_traced = ready > 0 && ep_call_trace_combine_begin(call, ready);
+    bool is_traced = ready > 0 && call->trace.is_on && ep_call_trace_combine_begin(call, ready);
     for (uint32_t i = 0; i < frame->slots_count && ready > 0; i++) {
         uint32_t token = frame->slots[i] / per_token;
         if (call->rows_left[token] == 0) {
@@ -126,7 +126,7 @@ static void combine_rest(ep_call *call, uint32_t token_begin, uint32_t token_end
     if (rest == 0) {
         return;
     }
-    bool is_traced = ep_call_trace_combine_begin(call, rest);
+    bool is_traced = call->trace.is_on && ep_call_trace_combine_begin(call, rest);
     for (uint32_t t = token_begin; t < token_end; t++) {
         if (call->rows_left[t] != EP_CALL_COMBINED) {
             combine(call, t, t + 1);
@@ -250,7 +250,7 @@ static void write_out(ep_call *call)
             copy_scratch_to_out(call);
         }
     } else if (tokens > 0) {
-        bool is_traced = ep_call_trace_combine_begin(call, tokens);
+        bool is_traced = call->trace.is_on && ep_call_trace_combine_begin(call, tokens);
         combine(call, 0, tokens);
         if (is_traced) {
             ep_call_trace_combine_end(call, tokens);
@@ -450,7 +450,9 @@ void ep_call_end_run(ep_call *call, uint64_t now_ns)
     result->epoch_number = call->at.view->table->epoch.number;
     snprintf(result->numerics, sizeof(result->numerics), "%s",
              call->at.view->pins[call->at.model_index]);
-    ep_call_trace_end(call, result->error.code);
+    if (call->trace.forward_open) {
+        ep_call_trace_end(call, result->error.code);
+    }
     ep_call_learn_hosts(call);
     ep_call_drop_view(call);
 }

@@ -105,9 +105,13 @@ static void hedge(ep_call *call, uint32_t parcel, bool silent, ep_call_actions *
     if (numbers == NULL) {
         return; /* the first frame is still in flight */
     }
-    ep_call_trace_plan_begin(call, window->begin, window->end);
+    if (call->trace.is_on) {
+        ep_call_trace_plan_begin(call, window->begin, window->end);
+    }
     send_again(call, parcel, silent, numbers, actions);
-    ep_call_trace_plan_end(call);
+    if (call->trace.plan_open) {
+        ep_call_trace_plan_end(call);
+    }
     if (!fits) {
         free(numbers);
     }

@@ -248,10 +248,12 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
     }
     ep_call_state_step(&call->state, now_ns, &event, actions);
     EP_ASSERT(actions->late == !live);
-    if (!live) {
-        ep_call_trace_exchange_drop(frame, call->state.code);
+    if (frame->trace.exchange_open) {
+        if (!live) {
+            ep_call_trace_exchange_drop(frame, call->state.code);
+        }
+        ep_call_trace_exchange_end(frame, frame->ok ? EP_OK : frame->error.code);
     }
-    ep_call_trace_exchange_end(frame, frame->ok ? EP_OK : frame->error.code);
     if (!live) {
         if (frame->ok) {
             ep_count(&call->client->counters.late_replies, 1);

@@ -179,11 +179,15 @@ static ep_err start_request(ep_call *call, ep_call_frame *frame,
         .metadata_count = metadata_count};
     ep_call_use(call);
     frame->sent_ns = ep_clock_now_ns();
-    ep_call_trace_exchange_begin(frame, request.id);
+    if (frame->trace.is_on) {
+        ep_call_trace_exchange_begin(frame, request.id);
+    }
     ep_err err = ep_peer_link_call(frame->link, &request, call->on_reply, frame, &frame->channel,
                                    &frame->rpc_id, out_error);
     if (err != EP_OK) {
-        ep_call_trace_exchange_end(frame, err);
+        if (frame->trace.exchange_open) {
+            ep_call_trace_exchange_end(frame, err);
+        }
         frame->rpc_id = 0;
         ep_call_unuse(call);
     }
@@ -250,12 +254,17 @@ static ep_err send_frame(ep_call *call, ep_call_frame *frame, uint32_t chunk_ind
     frame->slowness = call->has_slow ? call->slowness[chunk->node] : 1;
     frame->norm = call->norm;
     frame->numerics = call->at.view->pins[call->at.model_index];
-    ep_call_trace_pack_begin(call, frame);
+    frame->trace = (ep_frame_trace){.is_on = false};
+    if (call->trace.is_on) {
+        ep_call_trace_pack_begin(call, frame);
+    }
     uint64_t begin_ns = call->spec.want_timing ? ep_clock_now_ns() : 0;
     ep_err err = ep_forward_pack(&call->spec.batch, &call->plan, chunk_index, call->slots_per_token,
                                  call->client->pool, &header, &tensors);
     call->pack_ns += begin_ns != 0 ? ep_clock_now_ns() - begin_ns : 0;
-    ep_call_trace_pack_end(frame);
+    if (frame->trace.pack_open) {
+        ep_call_trace_pack_end(frame);
+    }
     if (err != EP_OK) {
         return ep_error_set(out_error, err,
                             "a frame of %u slots cannot be packed: %s (buffer_bytes_max %llu)",
@@ -324,7 +333,9 @@ static void send_chunk(ep_call *call, uint32_t window, uint32_t chunk, ep_send_r
 void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, uint32_t hedge_of,
                        ep_call_actions *actions)
 {
-    ep_call_trace_plan_end(call);
+    if (call->trace.plan_open) {
+        ep_call_trace_plan_end(call);
+    }
     for (uint32_t c = 0; c < call->plan.chunks_count && !actions->complete; c++) {
         send_chunk(call, window, c, reason, hedge_of, actions);
     }
@@ -510,11 +521,15 @@ static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
     *window = (ep_call_window){.begin = call->tokens_sent};
     uint32_t tokens = ep_flow_window_at(&call->flow, window->begin);
     window->end = window->begin + (left > tokens ? tokens : left);
-    ep_call_trace_plan_begin(call, window->begin, window->end);
+    if (call->trace.is_on) {
+        ep_call_trace_plan_begin(call, window->begin, window->end);
+    }
     ep_call_refresh_view(call);
     ep_err err = claim_window(call, window, &error);
     if (err != EP_OK) {
-        ep_call_trace_plan_end(call);
+        if (call->trace.plan_open) {
+            ep_call_trace_plan_end(call);
+        }
         ep_call_state_withdraw_window(&call->state, index);
         if (ep_call_state_has_window(&call->state)) {
             return false;
@@ -535,7 +550,9 @@ static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
     } else {
         fail(call, &error, actions);
     }
-    ep_call_trace_plan_end(call);
+    if (call->trace.plan_open) {
+        ep_call_trace_plan_end(call);
+    }
     if (call->flow.is_piecewise && !actions->complete) {
         count_rows_left(call, window);
     }
@@ -633,7 +650,9 @@ static ep_err absorb_routable(ep_call *call, uint32_t window, bool is_late, slot
 void ep_call_resend(ep_call *call, ep_call_actions *actions)
 {
     uint64_t seen = ep_call_registry_generation(&call->client->registry);
-    ep_call_trace_plan_begin(call, 0, call->tokens_sent);
+    if (call->trace.is_on) {
+        ep_call_trace_plan_begin(call, 0, call->tokens_sent);
+    }
     ep_call_refresh_view(call);
     ep_call_choose(call, NULL, NULL);
     for (uint32_t i = 0; i < 2 * EP_CALL_WINDOWS && !actions->complete; i++) {
@@ -645,7 +664,9 @@ void ep_call_resend(ep_call *call, ep_call_actions *actions)
         }
         free(list.numbers);
     }
-    ep_call_trace_plan_end(call);
+    if (call->trace.plan_open) {
+        ep_call_trace_plan_end(call);
+    }
     call->state.attempt++;
     if (!actions->complete && call->state.waiting_count > 0) {
         wait_for_wake(call, seen);

@@ -10,15 +10,10 @@ void ep_call_trace_begin(ep_call *call, uint64_t epoch)
     bool is_on = EP_TRACE_ON(forward_begin);
     bool is_given = call->spec.traceparent[0] != 0 &&
                     ep_traceparent_parse(call->spec.traceparent, &id, &parent);
-    trace->traceparent[0] = 0;
-    trace->frames = 0;
-    trace->forward_open = false;
-    trace->plan_open = false;
     if (!is_on && !is_given) {
-        trace->fields.call = 0;
-        trace->fields.trace = (ep_trace_id){0, 0};
         return;
     }
+    trace->is_on = true;
     trace->fields = (ep_trace_fields){.trace = is_given ? id : ep_trace_new_trace(),
                                       .call = ep_trace_new_id(),
                                       .parent = parent,
@@ -37,12 +32,10 @@ void ep_call_trace_begin(ep_call *call, uint64_t epoch)
 
 void ep_call_trace_end(ep_call *call, ep_err status)
 {
-    if (call->trace.forward_open) {
-        ep_trace_fields fields = call->trace.fields;
-        call->trace.forward_open = false;
-        fields.status = (int32_t)status;
-        EP_TRACE(forward_end, &fields);
-    }
+    ep_trace_fields fields = call->trace.fields;
+    call->trace.forward_open = false;
+    fields.status = (int32_t)status;
+    EP_TRACE(forward_end, &fields);
 }
 
 /* Fields of a span inside the call. */
@@ -63,16 +56,9 @@ static uint32_t window_of(const ep_call *call)
                : 0;
 }
 
-/* A call that began before tracing was switched on has no number: its inner spans are left out
- * too. */
-static bool has_number(const ep_call *call)
-{
-    return call->trace.fields.call != 0;
-}
-
 void ep_call_trace_plan_begin(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
-    if (EP_TRACE_SPAN_ON(plan) && has_number(call)) {
+    if (EP_TRACE_SPAN_ON(plan)) {
         uint32_t window = call->flow.window_tokens > 0 ? token_begin / call->flow.window_tokens : 0;
         call->trace.plan = inner(call, window, token_end - token_begin);
         call->trace.plan_open = true;
@@ -82,18 +68,15 @@ void ep_call_trace_plan_begin(ep_call *call, uint32_t token_begin, uint32_t toke
 
 void ep_call_trace_plan_end(ep_call *call)
 {
-    if (call->trace.plan_open) {
-        call->trace.plan_open = false;
-        EP_TRACE(plan_end, &call->trace.plan);
-    }
+    call->trace.plan_open = false;
+    EP_TRACE(plan_end, &call->trace.plan);
 }
 
 void ep_call_trace_pack_begin(ep_call *call, ep_call_frame *frame)
 {
     uint32_t number = call->trace.frames++;
-    frame->trace.pack_open = EP_TRACE_SPAN_ON(pack) && has_number(call);
-    frame->trace.is_on = EP_TRACE_SPAN_ON(exchange) && has_number(call);
-    frame->trace.exchange_open = false;
+    frame->trace.pack_open = EP_TRACE_SPAN_ON(pack);
+    frame->trace.is_on = EP_TRACE_SPAN_ON(exchange);
     if (frame->trace.pack_open || frame->trace.is_on) {
         frame->trace.fields = inner(call, number, frame->slots_count);
         frame->trace.fields.peer = ep_peer_label(frame->link->peer);
@@ -105,20 +88,15 @@ void ep_call_trace_pack_begin(ep_call *call, ep_call_frame *frame)
 
 void ep_call_trace_pack_end(ep_call_frame *frame)
 {
-    if (frame->trace.pack_open) {
-        EP_TRACE(pack_end, &frame->trace.fields);
-    }
+    EP_TRACE(pack_end, &frame->trace.fields);
 }
 
 void ep_call_trace_exchange_begin(ep_call_frame *frame, uint64_t rpc_id)
 {
-    if (frame->trace.is_on) {
-        frame->trace.fields.parent = frame->trace.fields.call;
-        frame->trace.fields.call = rpc_id;
-        frame->trace.exchange_open = true;
-        frame->trace.is_dropped = false;
-        EP_TRACE(exchange_begin, &frame->trace.fields);
-    }
+    frame->trace.fields.parent = frame->trace.fields.call;
+    frame->trace.fields.call = rpc_id;
+    frame->trace.exchange_open = true;
+    EP_TRACE(exchange_begin, &frame->trace.fields);
 }
 
 void ep_call_trace_exchange_drop(ep_call_frame *frame, ep_err why)
@@ -132,9 +110,6 @@ void ep_call_trace_exchange_drop(ep_call_frame *frame, ep_err why)
 void ep_call_trace_exchange_end(ep_call_frame *frame, ep_err status)
 {
     ep_frame_trace *trace = &frame->trace;
-    if (!trace->exchange_open) {
-        return;
-    }
     trace->exchange_open = false;
     if (trace->is_dropped && (status == EP_OK || status == EP_ERR_CANCELLED)) {
         status = trace->dropped_as;
@@ -146,7 +121,7 @@ void ep_call_trace_exchange_end(ep_call_frame *frame, ep_err status)
 
 bool ep_call_trace_combine_begin(const ep_call *call, uint32_t tokens)
 {
-    if (!EP_TRACE_SPAN_ON(combine) || !has_number(call)) {
+    if (!EP_TRACE_SPAN_ON(combine)) {
         return false;
     }
     ep_trace_fields fields = inner(call, window_of(call), tokens);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The spans of a call (observe/trace_spans.def): forward, plan, pack, exchange, combine. Every end
- * function does nothing when its begin was not recorded, so that paths may meet. Off, each is a
- * branch or two. For the call's busy thread.
+ * The spans of a call (observe/trace_spans.def): forward, plan, pack, exchange, combine. The caller
+ * asks first whether the call is traced (is_on), and for an end whether its begin was recorded
+ * (..._open): a call that is not traced passes none of these. For the call's busy thread.
  */
 #ifndef EP_CLIENT_CALL_TRACE_H
 #define EP_CLIENT_CALL_TRACE_H
@@ -14,6 +14,7 @@ typedef struct ep_call_frame ep_call_frame;
 
 /* Of one run. */
 typedef struct ep_call_trace {
+    bool is_on; /* the call has a number; without one its inner spans are left out too */
     ep_trace_fields fields;                     /* call: C */
     char traceparent[EP_TRACEPARENT_CHARS + 1]; /* what frames carry; "" none */
     uint32_t frames;                            /* numbered so far */
@@ -32,14 +33,15 @@ typedef struct ep_frame_trace {
     ep_err dropped_as;
 } ep_frame_trace;
 
-/* A run begins: takes over the caller's trace or, when tracing is on, makes one. */
+/* A run begins, the rest of call->trace being zero: takes over the caller's trace or, when tracing
+ * is on, makes one. */
 void ep_call_trace_begin(ep_call *call, uint64_t epoch);
 void ep_call_trace_end(ep_call *call, ep_err status);
 
 void ep_call_trace_plan_begin(ep_call *call, uint32_t token_begin, uint32_t token_end);
 void ep_call_trace_plan_end(ep_call *call);
 
-/* Numbers the frame; to be called for each that is made. */
+/* Numbers the frame, whose trace is zero; to be called for each that is made. */
 void ep_call_trace_pack_begin(ep_call *call, ep_call_frame *frame);
 void ep_call_trace_pack_end(ep_call_frame *frame);
 /* rpc_id: of the request that is about to be started. */
