@@ -369,7 +369,10 @@ static void begin_run(ep_call *call, uint64_t begin_ns)
     if (spec->batch.nan_policy != EP_NAN_PASS) { /* else x is read once only, when it is packed */
         count_nonfinite(call);
     }
-    ep_call_begin_hosts(call);
+    call->comm_alg = EP_MOE_COMM_FULLMESH;
+    if (spec->comm_alg != EP_MOE_COMM_DEFAULT || call->at.view->has_groups) {
+        ep_call_begin_hosts(call);
+    }
     call->result = (ep_moe_result){
         .struct_bytes = sizeof(call->result),
         .mode = call->flow.prefill ? EP_MOE_PREFILL : EP_MOE_DECODE,

@@ -453,6 +453,8 @@ void ep_call_end_run(ep_call *call, uint64_t now_ns)
     if (call->trace.forward_open) {
         ep_call_trace_end(call, result->error.code);
     }
-    ep_call_learn_hosts(call);
+    if (call->knows_hosts) {
+        ep_call_learn_hosts(call);
+    }
     ep_call_drop_view(call);
 }

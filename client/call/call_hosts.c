@@ -30,7 +30,6 @@ void ep_call_begin_hosts(ep_call *call)
     }
     call->comm_alg = comm_alg;
     call->knows_hosts = view->has_groups;
-    call->chose_hosts = false;
     if (call->knows_hosts) {
         memset(call->hosts, 0, view->table->nodes_count * sizeof(*call->hosts));
     }
@@ -101,9 +100,6 @@ bool ep_call_choose_hosts(ep_call *call, uint32_t token_begin, uint32_t token_en
 {
     const ep_view *view = call->at.view;
     const uint32_t nodes = view->table->nodes_count;
-    if (call->comm_alg == EP_MOE_COMM_FULLMESH) {
-        return false;
-    }
     if (!call->chose_hosts && call->comm_alg == EP_MOE_COMM_HIERARCHY) {
         for (uint32_t n = 0; n < nodes; n++) {
             call->hosts[n].by_host = true;
@@ -169,27 +165,23 @@ void ep_call_fill_relay(const ep_call *call, ep_call_relay *relay,
 void ep_call_note_sent(ep_call *call, const ep_call_frame *frame)
 {
     ep_call_host *host = &call->hosts[frame->host];
-    if (call->knows_hosts) {
-        host->ways |= 1u << (call->is_by_host && host->by_host ? EP_WAY_BY_HOST : EP_WAY_STRAIGHT);
-        host->bytes += frame->bytes;
-        if (host->first_ns == 0 || frame->sent_ns < host->first_ns) {
-            host->first_ns = frame->sent_ns;
-        }
+    host->ways |= 1u << (call->is_by_host && host->by_host ? EP_WAY_BY_HOST : EP_WAY_STRAIGHT);
+    host->bytes += frame->bytes;
+    if (host->first_ns == 0 || frame->sent_ns < host->first_ns) {
+        host->first_ns = frame->sent_ns;
     }
 }
 
 void ep_call_note_answer(ep_call *call, const ep_call_frame *frame, uint64_t now_ns)
 {
-    if (call->knows_hosts) {
-        ep_call_host *host = &call->hosts[frame->host];
-        host->bytes += frame->reply->bytes;
-        host->last_ns = now_ns;
-    }
+    ep_call_host *host = &call->hosts[frame->host];
+    host->bytes += frame->reply->bytes;
+    host->last_ns = now_ns;
 }
 
 void ep_call_note_refusal(ep_call *call, const ep_call_frame *frame, uint64_t now_ns)
 {
-    if (call->knows_hosts && frame->is_relayed && frame->error.code == EP_ERR_UNAVAILABLE) {
+    if (frame->is_relayed && frame->error.code == EP_ERR_UNAVAILABLE) {
         __atomic_store_n(&ways_of(call, frame->host)->refused_ns, now_ns, __ATOMIC_RELAXED);
     }
 }
@@ -197,8 +189,8 @@ void ep_call_note_refusal(ep_call *call, const ep_call_frame *frame, uint64_t no
 void ep_call_learn_hosts(ep_call *call)
 {
     const ep_moe_result *result = &call->result;
-    if (!call->knows_hosts || call->state.code != EP_OK || result->rerouted_frames != 0 ||
-        result->hedged_frames != 0 || result->missing_count != 0) {
+    if (call->state.code != EP_OK || result->rerouted_frames != 0 || result->hedged_frames != 0 ||
+        result->missing_count != 0) {
         return; /* it says what failures take */
     }
     for (uint32_t n = 0; n < call->at.view->table->nodes_count; n++) {

@@ -17,11 +17,12 @@ typedef struct ep_call_relay {
     Expertd__V1__RelayPart *list[EP_RELAY_PARTS_MAX];
 } ep_call_relay;
 
-/* Before the first window: settles comm_alg. Fullmesh where it is not asked to be another, without
- * a coordinator, and for AUTO with a row per (token, expert). */
+/* Before the first window, where another way than fullmesh is asked for or nodes share hosts:
+ * settles comm_alg. Fullmesh still without a coordinator, and for AUTO with a row per (token,
+ * expert). */
 void ep_call_begin_hosts(ep_call *call);
-/* After copies were chosen for tokens [token_begin, token_end): chooses the hosts that get rows
- * once. false: there are none. */
+/* Not with fullmesh, after copies were chosen for tokens [token_begin, token_end): chooses the
+ * hosts that get rows once. false: there are none. */
 bool ep_call_choose_hosts(ep_call *call, uint32_t token_begin, uint32_t token_end);
 /* After that: fills call->grouped, by which a plan for hosts is built, and makes room_bytes what
  * all of a group take. */
@@ -32,11 +33,12 @@ void ep_call_split_chunk(ep_call *call, uint32_t chunk, ep_call_relay *out_relay
 void ep_call_fill_relay(const ep_call *call, ep_call_relay *relay,
                         Expertd__V1__ForwardRequest *header);
 
-/* For the measured times of hosts: a frame was sent; its rows are here; it failed. */
+/* With knows_hosts, for the measured times of hosts: a frame was sent; its rows are here; it
+ * failed. */
 void ep_call_note_sent(ep_call *call, const ep_call_frame *frame);
 void ep_call_note_answer(ep_call *call, const ep_call_frame *frame, uint64_t now_ns);
 void ep_call_note_refusal(ep_call *call, const ep_call_frame *frame, uint64_t now_ns);
-/* At the end of a run, while it holds its table: keeps what each host took. */
+/* With knows_hosts, at the end of a run, while it holds its table: keeps what each host took. */
 void ep_call_learn_hosts(ep_call *call);
 
 #endif

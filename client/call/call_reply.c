@@ -235,7 +235,9 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
     }
     if (live && frame->ok) {
         place_rows(call, frame);
-        ep_call_note_answer(call, frame, now_ns);
+        if (call->knows_hosts) {
+            ep_call_note_answer(call, frame, now_ns);
+        }
         if (call->spec.want_timing) {
             count_times(call, frame);
         }
@@ -243,7 +245,9 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
             ep_call_combine_ready(call, frame);
         }
     } else if (live) {
-        ep_call_note_refusal(call, frame, now_ns);
+        if (call->knows_hosts) {
+            ep_call_note_refusal(call, frame, now_ns);
+        }
         ep_call_mark_frame(call, frame, &frame->error);
     }
     ep_call_state_step(&call->state, now_ns, &event, actions);

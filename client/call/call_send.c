@@ -281,7 +281,9 @@ static ep_err send_frame(ep_call *call, ep_call_frame *frame, uint32_t chunk_ind
     ep_buffer_unref(tensors);
     if (err == EP_OK) {
         count_sent(call, frame->link->peer, frame->bytes, reason);
-        ep_call_note_sent(call, frame);
+        if (call->knows_hosts) {
+            ep_call_note_sent(call, frame);
+        }
     }
     return err;
 }
@@ -348,7 +350,8 @@ ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_en
 {
     ep_plan_cut cut = call->flow.cut;
     cut.room_bytes = call->room_bytes;
-    call->is_by_host = numbers == NULL && ep_call_choose_hosts(call, token_begin, token_end);
+    call->is_by_host = numbers == NULL && call->comm_alg != EP_MOE_COMM_FULLMESH &&
+                       ep_call_choose_hosts(call, token_begin, token_end);
     if (call->is_by_host) {
         ep_call_group_hosts(call);
     }
