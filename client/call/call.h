@@ -26,6 +26,7 @@
 #include "cluster/call_timing.h"
 #include "common/args.h"
 #include "moe/host_choice.h"
+#include "wire/reply_layout.h"
 
 struct ep_stream_call;
 
@@ -76,8 +77,9 @@ typedef struct ep_call_frame {
     const char *numerics; /* what the answer must say; "" anything */
     /* set by its answer */
     bool ok;
-    ep_buffer *reply;    /* reference, until the window is combined */
-    const uint8_t *rows; /* the tensor section, in reply: wire/reply_layout.h */
+    ep_buffer *reply;       /* reference, until the window is combined */
+    const uint8_t *rows;    /* the tensor section, in reply */
+    ep_reply_layout layout; /* of it */
     ep_error error;
     ep_frame_trace trace;
     ep_frame_timing timing;

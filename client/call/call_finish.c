@@ -17,7 +17,6 @@
 #include "base/path_count.h"
 #include "call/call_hosts.h"
 #include "call/call_steps.h"
-#include "wire/reply_layout.h"
 
 static size_t out_row_bytes(const ep_batch *batch)
 {
@@ -79,24 +78,19 @@ static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
 
 /* The slot's row came with this frame, and not with another that has the slot too. Frames of node
  * sums are sent again as a whole or not at all: of two, one counts. */
-static bool has_row(const ep_call *call, const ep_call_frame *frame, uint32_t index,
-                    size_t row_bytes)
+static bool has_row(const ep_call *call, const ep_call_frame *frame, uint32_t index)
 {
     return call->spec.batch.node_sum ||
-           call->rows[frame->slots[index]] == frame->rows + index * row_bytes;
+           call->rows[frame->slots[index]] == frame->rows + index * frame->layout.row_bytes;
 }
 
 void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame)
 {
-    const ep_batch *batch = &call->spec.batch;
     const uint32_t per_token = call->slots_per_token;
     uint32_t ready = 0;
-    ep_reply_layout layout;
-    ep_reply_layout_make(frame->slots_count, batch->hidden, batch->wire_dtype, batch->combine_quant,
-                         &layout);
     for (uint32_t i = 0; i < frame->slots_count; i++) {
         uint32_t *left = &call->rows_left[frame->slots[i] / per_token];
-        if (!has_row(call, frame, i, layout.row_bytes)) {
+        if (!has_row(call, frame, i)) {
             continue; /* sent twice, and here already */
         }
         EP_ASSERT(*left > 0 && *left != EP_CALL_COMBINED);

@@ -13,20 +13,18 @@
 #include "cluster/silence.h"
 #include "expert.pb-c.h"
 #include "moe/node_sum.h"
-#include "wire/reply_layout.h"
 
 #define WRONG(...) ep_error_set(out_error, EP_ERR_DATA_LOSS, __VA_ARGS__)
 
 /* A reply that does not fit its request is a damaged one, whoever damaged it. */
-static ep_err check_reply(const ep_call_frame *frame, const ep_rpc_reply *reply,
-                          ep_error *out_error)
+static ep_err check_reply(ep_call_frame *frame, const ep_rpc_reply *reply, ep_error *out_error)
 {
     const ep_batch *batch = &frame->call->spec.batch;
     const Expertd__V1__ForwardReply *header =
         (const Expertd__V1__ForwardReply *)(const void *)reply->header;
     uint32_t rows = batch->node_sum ? frame->rows_count : frame->slots_count;
-    ep_reply_layout layout;
-    ep_reply_layout_make(rows, batch->hidden, batch->wire_dtype, batch->combine_quant, &layout);
+    ep_reply_layout_make(rows, batch->hidden, batch->wire_dtype, batch->combine_quant,
+                         &frame->layout);
     if (header == NULL) {
         return WRONG("the reply has no header");
     }
@@ -47,9 +45,9 @@ static ep_err check_reply(const ep_call_frame *frame, const ep_rpc_reply *reply,
         return WRONG("the reply has %s: %s were asked for", header->node_sum ? "node sums" : "rows",
                      batch->node_sum ? "node sums" : "rows");
     }
-    if (reply->tensor_bytes != layout.total_bytes) {
+    if (reply->tensor_bytes != frame->layout.total_bytes) {
         return WRONG("the reply has %zu tensor bytes: %zu are needed", reply->tensor_bytes,
-                     layout.total_bytes);
+                     frame->layout.total_bytes);
     }
     if (frame->numerics[0] != 0 && strcmp(header->numerics, frame->numerics) != 0) {
         return WRONG("the reply was computed with numerics '%.95s': '%s' is pinned",
@@ -176,19 +174,17 @@ void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error)
 static void place_rows(ep_call *call, const ep_call_frame *frame)
 {
     const ep_batch *batch = &call->spec.batch;
-    uint32_t rows = batch->node_sum ? frame->rows_count : frame->slots_count;
+    const ep_reply_layout *layout = &frame->layout;
     const void **row_scales = ep_call_row_scales(call);
     bool has_scales = batch->combine_quant != EP_COMBINE_PLAIN;
-    ep_reply_layout layout;
-    ep_reply_layout_make(rows, batch->hidden, batch->wire_dtype, batch->combine_quant, &layout);
-    const uint8_t *scales = frame->rows + layout.scales_offset;
+    const uint8_t *scales = frame->rows + layout->scales_offset;
     if (batch->node_sum) {
         const uint32_t per_token = call->slots_per_token;
         ep_partials_place(frame->slots, frame->slots_count, per_token, frame->rows,
-                          layout.row_bytes, call->rows);
+                          layout->row_bytes, call->rows);
         if (has_scales) {
             ep_partials_place(frame->slots, frame->slots_count, per_token, scales,
-                              layout.scale_row_bytes, row_scales);
+                              layout->scale_row_bytes, row_scales);
         }
     }
     for (uint32_t i = 0; !batch->node_sum && i < frame->slots_count; i++) {
@@ -196,9 +192,9 @@ static void place_rows(ep_call *call, const ep_call_frame *frame)
         if (call->rows[slot] != NULL) {
             continue; /* a slot that was sent twice keeps its first */
         }
-        call->rows[slot] = frame->rows + i * layout.row_bytes;
+        call->rows[slot] = frame->rows + i * layout->row_bytes;
         if (has_scales) {
-            row_scales[slot] = scales + i * layout.scale_row_bytes;
+            row_scales[slot] = scales + i * layout->scale_row_bytes;
         }
     }
     call->result.bytes_received += frame->reply->bytes;
