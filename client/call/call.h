@@ -135,11 +135,13 @@ struct ep_call {
     uint32_t frames_count;
     uint32_t frames_capacity;
     uint32_t first_frames_max; /* prepared: frames of a run's first sending; else 0 */
-    const void **rows; /* [T * slots per token]; quantised rows: as many scales behind them */
+    const void **rows;       /* [T * slots per token]; quantised rows: as many scales behind them */
+    const void **row_scales; /* those; of this run */
     size_t rows_bytes;
     /* slot numbers of the frames of each window's first round, one part per window */
     uint32_t *window_slots;
     size_t window_slots_bytes;
+    size_t window_part;  /* slots of a part */
     uint32_t *rows_left; /* [T] piecewise: rows a token waits for; EP_CALL_COMBINED */
     size_t rows_left_bytes;
     uint32_t *chosen;       /* [experts] node of each expert in this round */
@@ -165,7 +167,7 @@ struct ep_call {
     bool chose_hosts; /* by_host of hosts is set, for this table */
     float *combine_scratch;
     size_t combine_scratch_bytes;
-    uint8_t *out_scratch; /* ep_call_is_aside: the result, until it is whole */
+    uint8_t *out_scratch; /* flow.is_aside: the result, until it is whole */
     size_t out_scratch_bytes;
 
     ep_call_trace trace;

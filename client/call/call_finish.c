@@ -37,8 +37,7 @@ static bool has_refused_row(ep_call *call, uint32_t token_begin, uint32_t token_
     if (batch->rows_policy != EP_NAN_REJECT || call->result.error.code != EP_OK) {
         return call->result.error.code != EP_OK;
     }
-    const void *const *scales =
-        batch->combine_quant == EP_COMBINE_PLAIN ? NULL : ep_call_row_scales(call);
+    const void *const *scales = batch->combine_quant == EP_COMBINE_PLAIN ? NULL : call->row_scales;
     if (!ep_combine_find_nonfinite(batch, &call->at.layer->shape, call->rows, scales, token_begin,
                                    token_end, call->combine_scratch, &found)) {
         return false;
@@ -57,7 +56,7 @@ static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
     const ep_batch *batch = &call->spec.batch;
     const ep_layer_shape *shape = &call->at.layer->shape;
     ep_combine_out out = call->spec.out;
-    if (ep_call_is_aside(call, &call->flow)) {
+    if (call->flow.is_aside) {
         size_t row = out_row_bytes(batch);
         out = (ep_combine_out){.data = call->out_scratch,
                                .token_stride_bytes = (int64_t)(row * out_rows_per_token(batch)),
@@ -70,8 +69,8 @@ static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
     if (batch->combine_quant == EP_COMBINE_PLAIN) {
         ep_combine(batch, shape, call->rows, token_begin, token_end, call->combine_scratch, &out);
     } else {
-        ep_combine_quantized(batch, shape, call->rows, ep_call_row_scales(call), token_begin,
-                             token_end, call->combine_scratch, &out);
+        ep_combine_quantized(batch, shape, call->rows, call->row_scales, token_begin, token_end,
+                             call->combine_scratch, &out);
     }
     call->combine_ns += begin_ns != 0 ? ep_clock_now_ns() - begin_ns : 0;
 }
@@ -240,7 +239,7 @@ static void write_out(ep_call *call)
         memset(call->rows_left + call->tokens_sent, 0,
                (tokens - call->tokens_sent) * sizeof(*call->rows_left));
         combine_rest(call, 0, tokens);
-        if (ep_call_is_aside(call, &call->flow) && call->result.error.code == EP_OK) {
+        if (call->flow.is_aside && call->result.error.code == EP_OK) {
             copy_scratch_to_out(call);
         }
     } else if (tokens > 0) {

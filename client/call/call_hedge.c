@@ -98,7 +98,7 @@ static void hedge(ep_call *call, uint32_t parcel, bool silent, ep_call_actions *
     uint32_t count = call->frames[parcel]->slots_count;
     uint32_t window_index = call->state.parcels[parcel].window;
     const ep_call_window *window = &call->windows[window_index];
-    size_t part = ep_call_window_slots(call);
+    size_t part = call->window_part;
     bool fits = window->slots_used + count <= part;
     uint32_t *numbers = fits ? call->window_slots + window_index * part + window->slots_used
                              : malloc(count * sizeof(*numbers));

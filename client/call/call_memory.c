@@ -114,9 +114,9 @@ ep_err ep_call_reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_
     size_t scratch_bytes = ep_combine_scratch_floats(batch->hidden) * sizeof(float);
     size_t left_bytes =
         flow->is_piecewise ? ((size_t)batch->tokens + 1) * sizeof(*call->rows_left) : 0;
-    size_t out_bytes = ep_call_is_aside(call, flow) ? (size_t)batch->tokens * batch->hidden *
-                                                          ep_dtype_bytes(batch->out_dtype)
-                                                    : 0;
+    size_t out_bytes =
+        flow->is_aside ? (size_t)batch->tokens * batch->hidden * ep_dtype_bytes(batch->out_dtype)
+                       : 0;
     const ep_moe_comm comm_alg = call->spec.comm_alg;
     size_t host_bytes = comm_alg == EP_MOE_COMM_HIERARCHY || comm_alg == EP_MOE_COMM_AUTO
                             ? flow->window_tokens * per_token * sizeof(*call->host_slots)
@@ -133,6 +133,7 @@ ep_err ep_call_reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_
         return ep_error_set(out_error, EP_ERR_NO_MEMORY,
                             "no memory for a call of %" PRIu32 " tokens", batch->tokens);
     }
+    call->window_part = call->window_slots_bytes / sizeof(*call->window_slots) / EP_CALL_WINDOWS;
     return EP_OK;
 }
 
@@ -306,6 +307,7 @@ ep_err ep_call_use_view(ep_call *call, const ep_view_layer *at)
     call->knows_hosts = false; /* places in hosts are those of another table */
     call->chose_hosts = false;
     call->slots_per_token = ep_batch_slots_per_token(&call->spec.batch, &at->layer->shape);
+    call->row_scales = call->rows + (size_t)call->spec.batch.tokens * call->slots_per_token;
     call->norm = &call->client->norms[call->class_index][at->model_index % EP_CLIENT_NORMS];
     return EP_OK;
 }

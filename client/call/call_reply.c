@@ -175,7 +175,6 @@ static void place_rows(ep_call *call, const ep_call_frame *frame)
 {
     const ep_batch *batch = &call->spec.batch;
     const ep_reply_layout *layout = &frame->layout;
-    const void **row_scales = ep_call_row_scales(call);
     bool has_scales = batch->combine_quant != EP_COMBINE_PLAIN;
     const uint8_t *scales = frame->rows + layout->scales_offset;
     if (batch->node_sum) {
@@ -184,7 +183,7 @@ static void place_rows(ep_call *call, const ep_call_frame *frame)
                           layout->row_bytes, call->rows);
         if (has_scales) {
             ep_partials_place(frame->slots, frame->slots_count, per_token, scales,
-                              layout->scale_row_bytes, row_scales);
+                              layout->scale_row_bytes, call->row_scales);
         }
     }
     for (uint32_t i = 0; !batch->node_sum && i < frame->slots_count; i++) {
@@ -194,7 +193,7 @@ static void place_rows(ep_call *call, const ep_call_frame *frame)
         }
         call->rows[slot] = frame->rows + i * layout->row_bytes;
         if (has_scales) {
-            row_scales[slot] = scales + i * layout->scale_row_bytes;
+            call->row_scales[slot] = scales + i * layout->scale_row_bytes;
         }
     }
     call->result.bytes_received += frame->reply->bytes;

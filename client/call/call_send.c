@@ -43,7 +43,7 @@ static ep_err give_slots(ep_call *call, ep_call_frame *frame, uint32_t count)
 {
     uint32_t window_index = call->state.parcels[frame->index].window;
     ep_call_window *window = &call->windows[window_index];
-    size_t part = ep_call_window_slots(call);
+    size_t part = call->window_part;
     frame->slots_count = count;
     if (window->slots_used + count <= part) {
         frame->slots = call->window_slots + window_index * part + window->slots_used;

@@ -58,30 +58,12 @@ void ep_call_end_window(ep_call *call, uint32_t window);
 /* The run is over with state.code: writes out or the error, fills call->result, cancels what is
  * still in flight. */
 void ep_call_end_run(ep_call *call, uint64_t now_ns);
-/* Tokens are combined into a scratch result, for out is written on success only; with on_tokens
- * into out at once. */
-static inline bool ep_call_is_aside(const ep_call *call, const ep_flow *flow)
-{
-    return flow->is_piecewise && call->spec.on_tokens == NULL;
-}
-
-/* A window's part of call->window_slots, in slots. */
-static inline size_t ep_call_window_slots(const ep_call *call)
-{
-    return call->window_slots_bytes / sizeof(*call->window_slots) / EP_CALL_WINDOWS;
-}
 
 /* What a slot is, by its number; *out_expert as ep_batch_slot. */
 static inline ep_slot_kind ep_call_slot(const ep_call *call, uint32_t number, uint32_t *out_expert)
 {
     return ep_batch_slot(&call->spec.batch, &call->at.layer->shape, number / call->slots_per_token,
                          number % call->slots_per_token, out_expert);
-}
-
-/* [T * slots per token] where each quantised row's scales are. */
-static inline const void **ep_call_row_scales(const ep_call *call)
-{
-    return call->rows + (size_t)call->spec.batch.tokens * call->slots_per_token;
 }
 
 #endif

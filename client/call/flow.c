@@ -94,7 +94,8 @@ void ep_flow_pick(const ep_flow_limits *limits, ep_mode mode, const ep_batch *ba
     }
     cut_windows(&flow, batch->tokens,
                 flow.prefill && limits->is_streamed && limits->window_tokens == 0);
-    flow.is_piecewise = flow.prefill || flow.windows_count > 1 || limits->is_streamed;
+    flow.is_aside = !limits->is_streamed && (flow.prefill || flow.windows_count > 1);
+    flow.is_piecewise = limits->is_streamed || flow.is_aside;
     *out_flow = flow;
 }
 
