@@ -83,8 +83,9 @@ static void work(ep_call *call)
                            &actions);
     }
     perform(call, &actions);
-    if (call->deliver || call->state.phase == EP_CALL_RUNNING) { /* else: a cancel between runs */
-        ep_call_tell_tokens(call);                               /* behind what keeps nodes busy */
+    if (call->spec.on_tokens != NULL &&
+        (call->deliver || call->state.phase == EP_CALL_RUNNING)) { /* else: a cancel between runs */
+        ep_call_tell_tokens(call); /* behind what keeps nodes busy */
     }
     pthread_mutex_lock(&call->lock);
 }
@@ -97,7 +98,9 @@ static void tell_end(ep_call *call)
     }
     call->timer_ns = 0;
     ep_call_registry_remove(&call->client->registry, call);
-    ep_call_tell_tokens(call); /* of a run that was over at once */
+    if (call->spec.on_tokens != NULL) {
+        ep_call_tell_tokens(call); /* of a run that was over at once */
+    }
     if (call->on_done != NULL) {
         call->on_done(call->on_done_arg, &call->result);
     }

@@ -28,14 +28,14 @@ static uint32_t out_rows_per_token(const ep_batch *batch)
     return batch->form == EP_RESULT_UNCOMBINED ? batch->top_k : 1;
 }
 
-/* A row that rows_nan_policy refuses ends the call, once it is over; nothing is written of its
- * tokens. */
+/* With rows_nan_policy reject: a row that it refuses ends the call, once it is over; nothing is
+ * written of its tokens. */
 static bool has_refused_row(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
     const ep_batch *batch = &call->spec.batch;
     ep_nonfinite found;
-    if (batch->rows_policy != EP_NAN_REJECT || call->result.error.code != EP_OK) {
-        return call->result.error.code != EP_OK;
+    if (call->result.error.code != EP_OK) {
+        return true;
     }
     const void *const *scales = batch->combine_quant == EP_COMBINE_PLAIN ? NULL : call->row_scales;
     if (!ep_combine_find_nonfinite(batch, &call->at.layer->shape, call->rows, scales, token_begin,
@@ -62,7 +62,7 @@ static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
                                .token_stride_bytes = (int64_t)(row * out_rows_per_token(batch)),
                                .slot_stride_bytes = (int64_t)row};
     }
-    if (has_refused_row(call, token_begin, token_end)) {
+    if (batch->rows_policy == EP_NAN_REJECT && has_refused_row(call, token_begin, token_end)) {
         return;
     }
     uint64_t begin_ns = call->spec.want_timing ? ep_clock_now_ns() : 0;
@@ -146,7 +146,7 @@ static uint32_t finished_end(const ep_call *call, uint32_t first)
 void ep_call_tell_tokens(ep_call *call)
 {
     ep_moe_result *result = &call->result;
-    if (call->spec.on_tokens == NULL || result->error.code != EP_OK) {
+    if (result->error.code != EP_OK) {
         return;
     }
     uint32_t first = result->tokens_delivered;

@@ -83,7 +83,11 @@ void ep_call_check_answer(ep_call_frame *frame, const ep_rpc_reply *reply, const
         }
     }
     if (error == NULL || draining) {
-        ep_peer_heard(frame->link->peer, draining);
+        ep_peer *peer = frame->link->peer;
+        __atomic_store_n(&peer->heard_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
+        if (draining) {
+            __atomic_store_n(&peer->draining, true, __ATOMIC_RELAXED);
+        }
     }
 }
 

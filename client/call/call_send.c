@@ -102,11 +102,11 @@ void ep_call_choose(ep_call *call, const ep_call_window *window, const ep_peer *
 {
     const ep_view *view = call->at.view;
     const uint32_t nodes = view->table->nodes_count;
+    const uint8_t *allowed = &view->allowed[(size_t)call->at.model_index * nodes];
     for (uint32_t n = 0; n < nodes; n++) {
         ep_peer *peer = view->peers[n];
         ep_peer_link *link = &peer->links[call->class_index];
-        bool can_serve =
-            ep_view_allows(view, call->at.model_index, n) && ep_peer_link_is_ready(link);
+        bool can_serve = allowed[n] != 0 && ep_peer_link_is_ready(link);
         bool is_poor = can_serve && (__atomic_load_n(&peer->draining, __ATOMIC_RELAXED) ||
                                      ep_peer_link_is_suspected(link));
         if (avoid != NULL && (peer == avoid || is_poor)) {

@@ -270,22 +270,18 @@ static void finish_with(ep_call_state *state, const ep_error *error, uint32_t bl
     finish(state, error->code, blame, actions);
 }
 
-static bool has_all_rows(const ep_call_state_window *window)
-{
-    if (window->open_count > 0) {
-        return false;
-    }
-    return window->phase != EP_WINDOW_SENDING;
-}
-
+/* Whether a window has all its rows, and with it perhaps the call. */
 static void check_window(ep_call_state *state, uint32_t window, ep_call_actions *actions)
 {
     bool is_last = state->windows_left == 0;
-    if (!has_all_rows(&state->windows[window])) {
-        return;
-    }
     for (uint32_t w = 0; w < EP_CALL_WINDOWS; w++) {
-        is_last = is_last && has_all_rows(&state->windows[w]);
+        const ep_call_state_window *each = &state->windows[w];
+        if (each->open_count > 0 || each->phase == EP_WINDOW_SENDING) {
+            if (w == window) {
+                return;
+            }
+            is_last = false;
+        }
     }
     if (is_last) {
         finish(state, EP_OK, NO_PARCEL, actions);
@@ -548,7 +544,9 @@ static void answer(ep_call_state *state, uint64_t now_ns, const ep_call_event *e
     }
     if (event->kind == EP_EVENT_ROWS) {
         set_phase(state, event->parcel, EP_PARCEL_ARRIVED);
-        drop_hedges(state, event->parcel, actions);
+        if (p->hedges_open > 0) {
+            drop_hedges(state, event->parcel, actions);
+        }
         check_window(state, p->window, actions);
     } else if (event->kind == EP_EVENT_FAILED) {
         parcel_failed(state, now_ns, event, actions);

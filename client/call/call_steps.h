@@ -51,7 +51,7 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
 void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error);
 /* Piecewise: combines the tokens of an answer whose rows are all here. */
 void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame);
-/* Calls on_tokens with the finished tokens that follow those it was told of. */
+/* Calls on_tokens, which is not NULL, with the finished tokens that follow those it was told of. */
 void ep_call_tell_tokens(ep_call *call);
 /* Combines what is left of the window and gives back its buffers. */
 void ep_call_end_window(ep_call *call, uint32_t window);

@@ -300,14 +300,6 @@ const char *ep_peer_label(const ep_peer *peer)
     return peer->name[0] != 0 ? peer->name : peer->url;
 }
 
-void ep_peer_heard(ep_peer *peer, bool draining)
-{
-    __atomic_store_n(&peer->heard_ns, ep_clock_now_ns(), __ATOMIC_RELAXED);
-    if (draining) {
-        __atomic_store_n(&peer->draining, true, __ATOMIC_RELAXED);
-    }
-}
-
 bool ep_peer_was_tried(ep_peer *peer)
 {
     pthread_mutex_lock(&peer->lock);

@@ -113,8 +113,6 @@ bool ep_peer_link_lost_only_shm(ep_peer_link *link, const ep_rpc_channel *channe
 
 /* Name if it has one, else URL. */
 const char *ep_peer_label(const ep_peer *peer);
-/* An answer came from it. */
-void ep_peer_heard(ep_peer *peer, bool draining);
 /* Its Hello is here, or an attempt to get it has failed. The owner's lock over hello is held. */
 bool ep_peer_was_tried(ep_peer *peer);
 /* The last thing known of a node, for errors: state, newest error, when it was last heard. */

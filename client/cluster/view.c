@@ -150,10 +150,10 @@ ep_err ep_view_find(ep_view *view, const char *model, const char *version, uint3
 bool ep_view_has_numerics(const ep_view *view, uint32_t model_index, ep_error *out_error)
 {
     const ep_routing_model *model = &view->table->models[model_index];
-    for (uint32_t n = 0; n < view->table->nodes_count; n++) {
-        if (ep_view_allows(view, model_index, n)) {
-            return true;
-        }
+    const uint32_t nodes = view->table->nodes_count;
+    const uint8_t *allowed = &view->allowed[(size_t)model_index * nodes];
+    if (memchr(allowed, 1, nodes) != NULL) {
+        return true;
     }
     if (model->numerics_count == 0 || view->pins[model_index][0] == 0) {
         /* no node, or no copy to choose an id by: a matter of waiting, not of numerics */

@@ -16,7 +16,7 @@ ep_add_sim_mutant(skip_epoch_check FILE client/cluster/cluster.c SEEDS 500
     REPLACE "ep_epoch_compare(taken_table->epoch, old->table->epoch) <= 0" "ep_epoch_compare(taken_table->epoch, old->table->epoch) == 0")
 # A window is combined while a parcel is still under way.
 ep_add_sim_mutant(combine_early FILE client/call/call_state.c SEEDS 50
-    REPLACE "if (window->open_count > 0) {" "if (window->open_count > 1) {")
+    REPLACE "if (each->open_count > 0 ||" "if (each->open_count > 1 ||")
 # A token is combined before its last row is there.
 ep_add_sim_mutant(combine_token_early FILE client/call/call_finish.c SEEDS 50
     REPLACE "ready += --*left == 0" "ready += --*left <= 1" "if (call->rows_left[token] == 0) {" "if (call->rows_left[token] <= 1) {"
