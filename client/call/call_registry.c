@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lists of calls under one short lock. */
+/* Who uses a client, and lists of its calls under one short lock. */
 #include "call/call_registry.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "base/clock.h"
@@ -22,18 +23,59 @@ void ep_call_registry_fini(ep_call_registry *registry)
     pthread_cond_destroy(&registry->idle);
 }
 
+/* ---- uses ---- */
+
+/* Everything that runs has ended in ep_client_destroy; the memory goes with the last prepared
+ * call. */
+void ep_client_unref(ep_client *client)
+{
+    if (__atomic_fetch_sub(&client->refs, 1, __ATOMIC_ACQ_REL) != 1) {
+        return;
+    }
+    ep_call_registry_fini(&client->registry);
+    ep_rpc_credentials_destroy(client->credentials);
+    ep_client_config_free(&client->config);
+    ep_fork_guard_fini(&client->guard);
+    free(client);
+}
+
+ep_err ep_client_enter(ep_client *client, ep_error *out_error)
+{
+    if (client == NULL) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "client is NULL");
+    }
+    if (ep_fork_guard_in_child(&client->guard)) {
+        return ep_error_set(
+            out_error, EP_ERR_FAILED_PRECONDITION,
+            "this process was forked from the one that made the client: a child makes its own");
+    }
+    ep_client_use(client);
+    if (__atomic_load_n(&client->registry.closing, __ATOMIC_ACQUIRE)) {
+        ep_client_leave(client);
+        return ep_error_set(out_error, EP_ERR_CLOSED, "the client is being destroyed");
+    }
+    return EP_OK;
+}
+
+void ep_client_leave(ep_client *client)
+{
+    ep_call_registry *registry = &client->registry;
+    if (__atomic_fetch_sub(&registry->uses, 1, __ATOMIC_ACQ_REL) == 1 &&
+        __atomic_load_n(&registry->closing, __ATOMIC_ACQUIRE)) {
+        pthread_mutex_lock(&registry->lock);
+        pthread_cond_broadcast(&registry->idle);
+        pthread_mutex_unlock(&registry->lock);
+    }
+    ep_client_unref(client);
+}
+
 void ep_call_use(ep_call *call)
 {
     ep_client_use(call->client);
     __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
 }
 
-void ep_call_registry_tell_idle(ep_call_registry *registry)
-{
-    pthread_mutex_lock(&registry->lock);
-    pthread_cond_broadcast(&registry->idle);
-    pthread_mutex_unlock(&registry->lock);
-}
+/* ---- lists ---- */
 
 ep_err ep_call_registry_add(ep_call_registry *registry, ep_call *call, ep_error *out_error)
 {

@@ -42,7 +42,7 @@ typedef struct ep_call_registry {
     ep_call *spare; /* linked by running_next */
     uint32_t spare_count;
     size_t spare_bytes;
-    bool closing;
+    bool closing; /* atomic */
 } ep_call_registry;
 
 void ep_call_registry_init(ep_call_registry *out_registry, uint32_t running_max);
@@ -56,13 +56,8 @@ void ep_call_use(ep_call *call);
 ep_err ep_call_registry_add(ep_call_registry *registry, ep_call *call, ep_error *out_error);
 /* Also ends waiting. */
 void ep_call_registry_remove(ep_call_registry *registry, ep_call *call);
-
-static inline uint64_t ep_call_registry_generation(const ep_call_registry *registry)
-{
-    return __atomic_load_n(&registry->wake_generation, __ATOMIC_ACQUIRE);
-}
-/* The next wake gives out the call. False when a wake came after `seen`: then look again
- * instead. */
+/* The next wake gives out the call. False when a wake came after `seen`, what wake_generation was:
+ * then look again instead. */
 bool ep_call_registry_wait(ep_call_registry *registry, ep_call *call, uint64_t seen);
 /* Begins a wake: its generation. */
 uint64_t ep_call_registry_wake(ep_call_registry *registry);
@@ -74,16 +69,10 @@ ep_call *ep_call_registry_take_spare(ep_call_registry *registry);
 /* bytes: what its arrays hold. False when enough are kept already; the call stays the caller's. */
 bool ep_call_registry_keep_spare(ep_call_registry *registry, ep_call *call, size_t bytes);
 
-static inline bool ep_call_registry_is_closing(const ep_call_registry *registry)
-{
-    return __atomic_load_n(&registry->closing, __ATOMIC_ACQUIRE);
-}
 /* No new calls, and none becomes spare. */
 void ep_call_registry_close(ep_call_registry *registry);
 /* After that: the next call that runs, once each, with a use; NULL when there is none. */
 ep_call *ep_call_registry_next_to_cancel(ep_call_registry *registry);
-/* uses has become 0, and it is closing. */
-void ep_call_registry_tell_idle(ep_call_registry *registry);
 /* Waits until uses is 0, at most timeout_us; true when it is. */
 bool ep_call_registry_wait_idle(ep_call_registry *registry, uint64_t timeout_us);
 

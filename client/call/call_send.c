@@ -566,7 +566,7 @@ static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
 void ep_call_send_windows(ep_call *call, ep_call_actions *actions)
 {
     uint32_t window;
-    uint64_t seen = ep_call_registry_generation(&call->client->registry);
+    uint64_t seen = __atomic_load_n(&call->client->registry.wake_generation, __ATOMIC_ACQUIRE);
     while (!actions->complete && ep_call_state_open_window(&call->state, &window)) {
         if (!send_window(call, window, actions)) {
             break;
@@ -652,7 +652,7 @@ static ep_err absorb_routable(ep_call *call, uint32_t window, bool is_late, slot
 
 void ep_call_resend(ep_call *call, ep_call_actions *actions)
 {
-    uint64_t seen = ep_call_registry_generation(&call->client->registry);
+    uint64_t seen = __atomic_load_n(&call->client->registry.wake_generation, __ATOMIC_ACQUIRE);
     if (call->trace.is_on) {
         ep_call_trace_plan_begin(call, 0, call->tokens_sent);
     }
