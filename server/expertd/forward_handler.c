@@ -135,15 +135,11 @@ static void count_result(const forward_request *request, ep_err result, uint64_t
     pthread_mutex_unlock(&handler->lock);
 }
 
-/* The last thing a request does: after it the handler may go. on_idle runs inside the lock, so that
- * it cannot outlive the owner's wait. */
+/* The last thing a request does: after it the handler may go. */
 static void count_end(ep_forward_handler *handler)
 {
     pthread_mutex_lock(&handler->lock);
     handler->stats.in_flight--;
-    if (handler->stats.in_flight == 0) {
-        handler->config.on_idle(handler->config.arg);
-    }
     pthread_mutex_unlock(&handler->lock);
 }
 

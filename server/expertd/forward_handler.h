@@ -36,9 +36,6 @@ typedef struct ep_forward_handler_config {
     ep_relay *relay;              /* NULL: requests with relay parts are refused */
     size_t reply_bytes_max;       /* tensors of one reply */
     size_t bookkeeping_bytes_max; /* memory for requests in work, beside their frames */
-    /* no request is in work any more; any thread; must not call the handler */
-    void (*on_idle)(void *arg);
-    void *arg;
 } ep_forward_handler_config;
 
 typedef struct ep_forward_stats {

@@ -209,14 +209,6 @@ static void on_stop(void *arg, const char *signal_name)
     leave_when_done(node);
 }
 
-static void on_idle(void *arg)
-{
-    ep_node *node = arg;
-    if (atomic_load(&node->state) == EP_NODE_DRAINING) {
-        ep_service_loop_post(node->loop, &node->idle_task);
-    }
-}
-
 /* ---- reload ---- */
 
 ep_err ep_node_reload(void *arg, ep_reload_report *out_report, ep_error *out_error)
@@ -400,7 +392,6 @@ static ep_err start_base(ep_node *node, ep_error *out_error)
         .on_stop = on_stop, .on_reload = on_reload, .is_alive = is_alive, .arg = node};
     node->change_task = (ep_loop_task){.func = on_weights_task, .arg = node};
     node->lost_task = (ep_loop_task){.func = on_lost_task, .arg = node};
-    node->idle_task = (ep_loop_task){.func = leave_when_done, .arg = node};
     ep_err err = ep_service_loop_create(&handler, &node->loop, out_error);
     if (err != EP_OK) {
         return err;
@@ -528,8 +519,6 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
         .relay = node->relay,
         .reply_bytes_max = config->service.limits.frame_bytes_max - REPLY_HEADER_BYTES,
         .bookkeeping_bytes_max = EP_NODE_BOOKKEEPING_BYTES,
-        .on_idle = on_idle,
-        .arg = node,
     };
     return ep_forward_handler_create(&handler, &node->handler, out_error);
 }

@@ -84,7 +84,6 @@ struct ep_node {
     uint32_t compute_stall_ms;  /* reloadable */
     uint64_t last_report_ns;    /* of loading, to the service manager */
     ep_loop_task change_task;   /* weights changed */
-    ep_loop_task idle_task;     /* no request in work */
     ep_loop_timer *drain_timer; /* the longest a drain may take */
     ep_loop_timer *sweep_timer; /* links to neighbours that are not needed */
     ep_pool_watch pool_watch;
