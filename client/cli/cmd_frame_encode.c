@@ -264,7 +264,8 @@ static ep_err write_frame(const encode_options *options, const ProtobufCMessage 
                           ep_buffer_pool *pool, ep_buffer *taken_tensors, ep_error *out_error)
 {
     ep_rpc_out *out;
-    ep_err err = ep_rpc_out_create_request(pool, options->metadata, options->metadata_count,
+    size_t bytes = ep_rpc_request_header_bytes(options->metadata, options->metadata_count, message);
+    ep_err err = ep_rpc_out_create_request(pool, bytes, options->metadata, options->metadata_count,
                                            message, taken_tensors, &out);
     if (err != EP_OK) {
         ep_buffer_unref(taken_tensors);

@@ -38,7 +38,7 @@ typedef struct ep_rpc_method {
     const ProtobufCMethodDescriptor *method;
     uint32_t method_index; /* in service->methods */
     ep_rpc_stream stream;
-    ep_rpc_role role; /* see ep_rpc_role_may_call */
+    ep_rpc_role role; /* who may call it; client: everybody */
     bool idempotent;
 } ep_rpc_method;
 

@@ -219,7 +219,9 @@ void ep_rpc_call_attach(ep_rpc_call *call, ep_buffer *taken_tensors)
 static void fill_frame(const ep_rpc_call *call, ep_rpc_out *out, ep_frame_kind kind)
 {
     out->frame.kind = kind;
-    out->frame.flags = ep_rpc_server_is_draining(call->origin->server) ? EP_FRAME_FLAG_DRAINING : 0;
+    out->frame.flags = __atomic_load_n(&call->origin->server->draining, __ATOMIC_ACQUIRE)
+                           ? EP_FRAME_FLAG_DRAINING
+                           : 0;
     out->frame.call_id = call->incoming.number;
     out->frame.attempt = call->attempt;
     out->frame.method_id = call->method_id;
@@ -247,8 +249,9 @@ static ep_rpc_out *pack_reply_locked(ep_rpc_call *call, const ProtobufCMessage *
             "%zu; ask for less",
             header, tensors, frame_max);
     } else {
-        ep_err err = ep_rpc_out_create_message(origin->pool, message, call->attached, &out);
+        ep_err err = ep_rpc_out_create(origin->pool, header, call->attached, &out);
         if (err == EP_OK) {
+            protobuf_c_message_pack(message, out->header);
             call->attached = NULL;
             return out;
         }

@@ -89,7 +89,7 @@ static void pending_insert_locked(ep_rpc_client_call *call, ep_rpc_out *taken_ou
     EP_ASSERT(!call->pending);
     call->pending = true;
     call->out = taken_out;
-    channel->pending_bytes += ep_rpc_out_memory_bytes(taken_out);
+    channel->pending_bytes += taken_out->memory_bytes;
     call->pending_previous = first ? NULL : channel->pending_last;
     call->pending_next = first ? channel->pending_first : NULL;
     *(call->pending_previous != NULL ? &call->pending_previous->pending_next
@@ -107,7 +107,7 @@ static ep_rpc_out *pending_remove_locked(ep_rpc_client_call *call)
                                      : &channel->pending_first) = call->pending_next;
     *(call->pending_next != NULL ? &call->pending_next->pending_previous : &channel->pending_last) =
         call->pending_previous;
-    channel->pending_bytes -= ep_rpc_out_memory_bytes(call->out);
+    channel->pending_bytes -= call->out->memory_bytes;
     call->pending = false;
     call->pending_next = NULL;
     call->pending_previous = NULL;
@@ -503,14 +503,13 @@ void ep_rpc_channel_pump(ep_rpc_channel *channel)
 
 /* ---- start ---- */
 
+/* header: bytes of its header section. */
 static ep_err check_request(const ep_rpc_channel *channel, const ep_rpc_request *request,
-                            ep_error *out_error)
+                            size_t header, ep_error *out_error)
 {
     const ep_rpc_limits *limits = &channel->common.limits;
     EP_ASSERT(request->method != NULL &&
               request->header->descriptor == request->method->method->input);
-    size_t header =
-        ep_rpc_request_header_bytes(request->metadata, request->metadata_count, request->header);
     size_t tensors = request->tensors != NULL ? request->tensors->bytes : 0;
     if (header > limits->header_bytes_max) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
@@ -555,7 +554,7 @@ static ep_err enter_locked(ep_rpc_channel *channel, const ep_rpc_request *reques
                            ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id,
                            ep_error *out_error)
 {
-    ep_err err = check_state_locked(channel, request, ep_rpc_out_memory_bytes(out), out_error);
+    ep_err err = check_state_locked(channel, request, out->memory_bytes, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -612,7 +611,9 @@ ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
                          ep_error *out_error)
 {
     ep_rpc_out *out;
-    ep_err err = check_request(channel, request, out_error);
+    const size_t header =
+        ep_rpc_request_header_bytes(request->metadata, request->metadata_count, request->header);
+    ep_err err = check_request(channel, request, header, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -623,7 +624,7 @@ ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
         return err;
     }
     ep_buffer *tensors = request->tensors != NULL ? ep_buffer_ref(request->tensors) : NULL;
-    err = ep_rpc_out_create_request(channel->common.pool, request->metadata,
+    err = ep_rpc_out_create_request(channel->common.pool, header, request->metadata,
                                     request->metadata_count, request->header, tensors, &out);
     if (err != EP_OK) {
         ep_buffer_unref(tensors);

@@ -43,11 +43,6 @@ ep_err ep_rpc_role_read(const char *name, ep_rpc_role *out_role, ep_error *out_e
         "peer's role is \"%.100s\", allowed are client, node, operator and coordinator", name);
 }
 
-bool ep_rpc_role_may_call(ep_rpc_role has, ep_rpc_role method_role)
-{
-    return method_role == EP_ROLE_CLIENT || has == method_role;
-}
-
 const char *ep_rpc_refusal_name(ep_rpc_refusal refusal)
 {
     static const char *const names[EP_REFUSALS_COUNT] = {

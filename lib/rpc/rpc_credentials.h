@@ -33,10 +33,6 @@ ep_err ep_rpc_role_read(const char *name, ep_rpc_role *out_role, ep_error *out_e
 #define EP_ROLES_ADMIN EP_ROLE_BIT(EP_ROLE_OPERATOR)
 #define EP_ROLES_ALL (EP_ROLES_MAIN | EP_ROLES_ADMIN)
 
-/* A method of role client is for everybody; methods of nodes and of operators are for just
- * these. */
-bool ep_rpc_role_may_call(ep_rpc_role has, ep_rpc_role method_role);
-
 /* Why somebody was turned away: the "reason" of audit lines and of expertd_rpc_refused_total. */
 typedef enum ep_rpc_refusal {
     EP_REFUSED_TOKEN_MISSING, /* "token-missing" */

@@ -185,7 +185,9 @@ static ep_err send_hello(ep_rpc_client_link *link)
         ep_rpc_credentials_show(channel->common.credentials, role, token);
         hello.token = token;
     }
-    ep_err err = ep_rpc_out_create_request(channel->common.pool, NULL, 0, &hello.base, NULL, &out);
+    ep_err err = ep_rpc_out_create_request(channel->common.pool,
+                                           ep_rpc_request_header_bytes(NULL, 0, &hello.base), NULL,
+                                           0, &hello.base, NULL, &out);
     explicit_bzero(token, sizeof(token));
     if (err != EP_OK) {
         return err;

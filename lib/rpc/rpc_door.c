@@ -90,7 +90,8 @@ static ep_rpc_out *refusal_frame(ep_rpc_door *door, ep_rpc_door_refusal refusal,
     ep_rpc_status_fill(why->code, why, &fields);
     if (ep_rpc_out_create_message(server->door_pool, &fields.status.base, NULL, &out) == EP_OK) {
         out->frame.kind = EP_FRAME_REPLY;
-        out->frame.flags = ep_rpc_server_is_draining(server) ? EP_FRAME_FLAG_DRAINING : 0;
+        out->frame.flags =
+            __atomic_load_n(&server->draining, __ATOMIC_ACQUIRE) ? EP_FRAME_FLAG_DRAINING : 0;
         out->frame.status = ep_err_grpc_code(why->code);
         if (frame != NULL) {
             out->frame.call_id = frame->call_id;

@@ -28,11 +28,14 @@ ep_err ep_rpc_out_create(ep_buffer_pool *pool, size_t header_bytes, ep_buffer *t
     size_t tensor_bytes = taken_tensors != NULL ? taken_tensors->bytes : 0;
     out->self = self;
     out->bytes = self->data + out_offset;
+    out->header = out->bytes + EP_FRAME_FIXED_BYTES;
     out->tensors = taken_tensors;
     out->frame.header_bytes = (uint32_t)header_bytes;
     out->frame.tensor_offset = tensor_offset;
     out->frame.tensor_bytes = tensor_bytes;
     out->frame_bytes = tensor_offset + tensor_bytes;
+    out->memory_bytes =
+        self->capacity_bytes + (taken_tensors != NULL ? taken_tensors->capacity_bytes : 0);
     size_t used = EP_FRAME_FIXED_BYTES + header_bytes;
     memset(out->bytes + used, 0, tensor_offset - used);
     out->send.parts[0] = (ep_send_part){.data = out->bytes, .bytes = tensor_offset};
@@ -45,22 +48,12 @@ ep_err ep_rpc_out_create(ep_buffer_pool *pool, size_t header_bytes, ep_buffer *t
     return EP_OK;
 }
 
-uint8_t *ep_rpc_out_header(ep_rpc_out *out)
-{
-    return out->bytes + EP_FRAME_FIXED_BYTES;
-}
-
 void ep_rpc_out_destroy(ep_rpc_out *out)
 {
     if (out != NULL) {
         ep_buffer_unref(out->tensors);
         ep_buffer_unref(out->self);
     }
-}
-
-size_t ep_rpc_out_memory_bytes(const ep_rpc_out *out)
-{
-    return out->self->capacity_bytes + (out->tensors != NULL ? out->tensors->capacity_bytes : 0);
 }
 
 ep_err ep_rpc_out_create_message(ep_buffer_pool *pool, const ProtobufCMessage *message,
@@ -72,7 +65,7 @@ ep_err ep_rpc_out_create_message(ep_buffer_pool *pool, const ProtobufCMessage *m
     }
     ep_err err = ep_rpc_out_create(pool, bytes, taken_tensors, out_frame);
     if (err == EP_OK && bytes > 0) {
-        protobuf_c_message_pack(message, ep_rpc_out_header(*out_frame));
+        protobuf_c_message_pack(message, (*out_frame)->header);
     }
     return err;
 }
@@ -136,21 +129,20 @@ size_t ep_rpc_request_header_bytes(const ep_rpc_metadata *metadata, size_t metad
            protobuf_c_message_get_packed_size(message);
 }
 
-ep_err ep_rpc_out_create_request(ep_buffer_pool *pool, const ep_rpc_metadata *metadata,
-                                 size_t metadata_count, const ProtobufCMessage *message,
-                                 ep_buffer *taken_tensors, ep_rpc_out **out_frame)
+ep_err ep_rpc_out_create_request(ep_buffer_pool *pool, size_t header_bytes,
+                                 const ep_rpc_metadata *metadata, size_t metadata_count,
+                                 const ProtobufCMessage *message, ep_buffer *taken_tensors,
+                                 ep_rpc_out **out_frame)
 {
-    size_t envelope = call_header_bytes(metadata, metadata_count);
-    size_t bytes = LENGTH_BYTES + envelope + protobuf_c_message_get_packed_size(message);
-    if (bytes > EP_FRAME_HEADER_BYTES_CEILING) {
+    if (header_bytes > EP_FRAME_HEADER_BYTES_CEILING) {
         return EP_ERR_RESOURCE_EXHAUSTED;
     }
-    ep_err err = ep_rpc_out_create(pool, bytes, taken_tensors, out_frame);
+    ep_err err = ep_rpc_out_create(pool, header_bytes, taken_tensors, out_frame);
     if (err != EP_OK) {
         return err;
     }
-    uint8_t *at = ep_rpc_out_header(*out_frame);
-    uint32_t length = htole32((uint32_t)envelope);
+    uint8_t *at = (*out_frame)->header;
+    uint32_t length = htole32((uint32_t)call_header_bytes(metadata, metadata_count));
     memcpy(at, &length, LENGTH_BYTES);
     at += LENGTH_BYTES;
     for (size_t i = 0; i < metadata_count; i++) {

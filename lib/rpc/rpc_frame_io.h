@@ -19,12 +19,14 @@
 
 typedef struct ep_rpc_out {
     ep_send send;
-    ep_frame frame;     /* the maker sets kind, ids, status; lengths are set already */
-    ep_buffer *tensors; /* a reference, or NULL */
-    size_t frame_bytes; /* the whole frame */
-    bool last;          /* the link closes once this frame is handed to the network */
-    bool is_traced;     /* its send span has begun */
-    ep_trace_id trace;  /* of that span; may be none */
+    ep_frame frame;      /* the maker sets kind, ids, status; lengths are set already */
+    ep_buffer *tensors;  /* a reference, or NULL */
+    size_t frame_bytes;  /* the whole frame */
+    size_t memory_bytes; /* what it keeps in memory while it is queued */
+    uint8_t *header;     /* where header_bytes bytes are to be written */
+    bool last;           /* the link closes once this frame is handed to the network */
+    bool is_traced;      /* its send span has begun */
+    ep_trace_id trace;   /* of that span; may be none */
     /* private */
     ep_buffer *self;
     uint8_t *bytes; /* fixed part, then the header section */
@@ -34,22 +36,19 @@ typedef struct ep_rpc_out {
 /* taken_tensors may be NULL; it is taken on success only. Errors: as ep_buffer_acquire. */
 ep_err ep_rpc_out_create(ep_buffer_pool *pool, size_t header_bytes, ep_buffer *taken_tensors,
                          ep_rpc_out **out_frame);
-/* Where header_bytes bytes are to be written. */
-uint8_t *ep_rpc_out_header(ep_rpc_out *out);
 void ep_rpc_out_destroy(ep_rpc_out *out);
-/* What a queued frame keeps in memory. */
-size_t ep_rpc_out_memory_bytes(const ep_rpc_out *out);
 
 /* A frame whose header section is message alone (replies, goodbye). message may be NULL. */
 ep_err ep_rpc_out_create_message(ep_buffer_pool *pool, const ProtobufCMessage *message,
                                  ep_buffer *taken_tensors, ep_rpc_out **out_frame);
-/* A frame with the header section of a request: length of CallHeader, CallHeader, message. */
-ep_err ep_rpc_out_create_request(ep_buffer_pool *pool, const ep_rpc_metadata *metadata,
-                                 size_t metadata_count, const ProtobufCMessage *message,
-                                 ep_buffer *taken_tensors, ep_rpc_out **out_frame);
-/* Bytes of that header section, to be checked against limits first. */
+/* Bytes of a request's header section: length of CallHeader, CallHeader, message. */
 size_t ep_rpc_request_header_bytes(const ep_rpc_metadata *metadata, size_t metadata_count,
                                    const ProtobufCMessage *message);
+/* A frame with that section; header_bytes: of it, as ep_rpc_request_header_bytes says. */
+ep_err ep_rpc_out_create_request(ep_buffer_pool *pool, size_t header_bytes,
+                                 const ep_rpc_metadata *metadata, size_t metadata_count,
+                                 const ProtobufCMessage *message, ep_buffer *taken_tensors,
+                                 ep_rpc_out **out_frame);
 
 /* Writes the fixed part; computes the payload CRC when asked, once. */
 void ep_rpc_out_seal(ep_rpc_out *out, bool payload_crc);

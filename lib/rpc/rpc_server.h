@@ -181,10 +181,6 @@ struct ep_rpc_call {
 
 /* Makes a session of an accepted connection and starts it. */
 void ep_rpc_session_create(ep_rpc_server *server, unsigned roles, ep_conn *taken_conn);
-static inline bool ep_rpc_server_is_draining(const ep_rpc_server *server)
-{
-    return __atomic_load_n(&server->draining, __ATOMIC_ACQUIRE);
-}
 
 /* Checks and starts a call that is entered; calls: how many its origin has in flight now. Always
  * ends in finish. */

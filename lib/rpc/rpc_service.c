@@ -29,7 +29,7 @@ static ep_err find_method(ep_rpc_call *call, ProtobufCService **out_service, ep_
     }
     call->method = method;
     /* before others learn what is served here */
-    if (!ep_rpc_role_may_call(origin->role, method->role)) {
+    if (method->role != EP_ROLE_CLIENT && method->role != origin->role) {
         return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED,
                             "%s.%s needs role %s, the peer has role %s", method->service->name,
                             method->method->name, ep_rpc_role_name(method->role),
@@ -73,7 +73,7 @@ static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, ui
     }
     const bool is_work = method->service == &expertd__v1__expert_service__descriptor ||
                          method->service == &expertd__v1__weight_files__descriptor;
-    if (is_work && ep_rpc_server_is_draining(origin->server)) {
+    if (is_work && __atomic_load_n(&origin->server->draining, __ATOMIC_ACQUIRE)) {
         return ep_error_set(out_error, EP_ERR_DRAINING, "%s is draining and takes no new work",
                             origin->server->common.node[0] != 0 ? origin->server->common.node
                                                                 : "the node");

@@ -31,7 +31,8 @@ static ep_rpc_out *hello_reply(ep_rpc_session *session, uint64_t call_id, uint32
         return NULL;
     }
     out->frame.kind = EP_FRAME_REPLY;
-    out->frame.flags = ep_rpc_server_is_draining(session->server) ? EP_FRAME_FLAG_DRAINING : 0;
+    out->frame.flags =
+        __atomic_load_n(&session->server->draining, __ATOMIC_ACQUIRE) ? EP_FRAME_FLAG_DRAINING : 0;
     out->frame.call_id = call_id;
     out->frame.method_id = EP_RPC_HELLO_METHOD;
     out->frame.status = status;
@@ -263,7 +264,7 @@ static void send_credit(ep_rpc_session *session, uint64_t bytes)
         ep_rpc_link_close(&session->link, &why); /* without it the peer would wait for ever */
         return;
     }
-    ep_frame_credit_encode(&(ep_frame_credit){.bytes = bytes}, ep_rpc_out_header(out));
+    ep_frame_credit_encode(&(ep_frame_credit){.bytes = bytes}, out->header);
     out->frame.kind = EP_FRAME_CREDIT;
     ep_rpc_link_send_reply(&session->link, out);
 }

@@ -42,7 +42,8 @@ bytes request_make(ep_buffer_pool *pool, const ProtobufCMessage *message,
         CHECK(ep_buffer_acquire(pool, options->tensor_bytes, &tensors) == EP_OK, "no buffer");
         memset(tensors->data, options->fill, options->tensor_bytes);
     }
-    CHECK(ep_rpc_out_create_request(pool, metadata, count, message, tensors, &out) == EP_OK,
+    CHECK(ep_rpc_out_create_request(pool, ep_rpc_request_header_bytes(metadata, count, message),
+                                    metadata, count, message, tensors, &out) == EP_OK,
           "no frame");
     free(extra);
     out->frame.kind = EP_FRAME_REQUEST;

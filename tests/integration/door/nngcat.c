@@ -74,7 +74,8 @@ static bytes forward_request(ep_buffer_pool *pool, const ep_test_forward *f)
     memcpy(tensors->data + layout.x_offset, f->x,
            (size_t)f->rows * f->hidden * ep_dtype_bytes(f->x_dtype));
     memcpy(tensors->data + layout.slots_offset, f->wire_slots, f->slots * sizeof(ep_wire_slot));
-    CHECK(ep_rpc_out_create_request(pool, NULL, 0, &request.base, tensors, &out) == EP_OK,
+    CHECK(ep_rpc_out_create_request(pool, ep_rpc_request_header_bytes(NULL, 0, &request.base), NULL,
+                                    0, &request.base, tensors, &out) == EP_OK,
           "no frame");
     out->frame.kind = EP_FRAME_REQUEST;
     out->frame.method_id = ep_rpc_method_by_name("expertd.v1.ExpertService", "Forward")->id;

@@ -175,13 +175,3 @@ Test(credentials, nodes_are_proven_by_tokens_that_no_client_has)
     cr_expect_not(ep_rpc_credentials_prove_nodes(credentials), "the second tokens are the same");
     take();
 }
-
-Test(credentials, methods_of_nodes_and_operators_are_for_just_these)
-{
-    for (int has = 0; has < EP_ROLES_COUNT; has++) {
-        for (int need = 0; need < EP_ROLES_COUNT; need++) {
-            cr_expect_eq(ep_rpc_role_may_call((ep_rpc_role)has, (ep_rpc_role)need),
-                         need == EP_ROLE_CLIENT || has == need, "%d calls %d", has, need);
-        }
-    }
-}
