@@ -130,7 +130,8 @@ static void explain_rounding(ep_weight_format format, char reason[LOG_TEXT_BYTES
 }
 
 /* What was asked for by name and is not to be had is said, what auto chose of two, and an id that
- * begins with w4a8 where no expert is in it: no error and no bit would tell. */
+ * begins with w4a8 where no expert is in it: no error and no bit would tell. Nothing is said of a
+ * device that rounds by its own rules: its ids name none of the families. */
 static void log_family(const ep_node_model *model, ep_numerics numerics)
 {
     const ep_model_info *info = model->info;
@@ -141,8 +142,11 @@ static void log_family(const ep_node_model *model, ep_numerics numerics)
                           ep_numerics_family(numerics, info->format) == EP_FFN_FAMILY_W4A8;
     const bool lacks = rounded == NULL && (numerics == EP_NUMERICS_W4A8 || is_in_id);
     const bool is_mixed = formats->down_format != formats->format;
+    const char *family = ep_ffn_family_name(
+        ep_numerics_family(ep_numerics_of(numerics, info->wide_inputs), info->format));
+    const bool is_ours = strncmp(model->numerics, family, strlen(family)) == 0;
     char reason[LOG_TEXT_BYTES], effect[LOG_TEXT_BYTES];
-    if (!lacks && !(is_auto && rounded != NULL)) {
+    if (!is_ours || (!lacks && !(is_auto && rounded != NULL))) {
         return;
     }
     if (lacks) {

@@ -4,8 +4,10 @@
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "expertd/node_models.h"
 #include "expertd/node_devices.h"
 #include "support/checkpoint_fixture.h"
@@ -55,7 +57,7 @@ static void fake_close(ep_backend *backend)
 static void fake_read(ep_backend *backend, ep_backend_device *out_device)
 {
     (void)backend;
-    *out_device = (ep_backend_device){.weight_bytes_max = 1};
+    *out_device = (ep_backend_device){.weight_bytes_max = 1 << 20};
 }
 
 /* As each device's bits are named by its place. */
@@ -72,12 +74,20 @@ static ep_err fake_numerics(ep_backend *backend, ep_weight_format format, bool w
     return EP_OK;
 }
 
+static size_t fake_bytes(ep_backend *backend, const ep_expert_source *source)
+{
+    (void)backend;
+    (void)source;
+    return 1;
+}
+
 static const ep_backend_ops fake_ops = {.name = "fake",
                                         .probe = fake_probe,
                                         .open = fake_open,
                                         .close = fake_close,
                                         .device_read = fake_read,
-                                        .numerics_id = fake_numerics};
+                                        .numerics_id = fake_numerics,
+                                        .weights_bytes = fake_bytes};
 
 static void count_loss(void *arg)
 {
@@ -160,6 +170,39 @@ Test(node_devices, devices_that_compute_different_bits_do_not_share_a_model)
                  EP_ERR_FAILED_PRECONDITION, error,
                  "model demo: the devices of this node compute different "
                  "bits (fake/bf16/0 and fake/bf16/1)");
+    ep_node_models_close(&models);
+    ep_node_devices_close(&devices);
+    ep_fixture_remove(dir);
+}
+
+/* w4a8 and the like are families of CPUs. */
+Test(node_devices, of_a_device_with_rules_of_its_own_no_family_is_logged)
+{
+    char log[4096], dir[EP_FIXTURE_PATH_BYTES];
+    ep_fixture_config fixture = ep_fixture_default();
+    ep_node_models models;
+    int ends[2];
+    ep_fixture_new(&fixture, dir);
+    ep_node_model_config model = {.name = "demo", .path = dir, .choice = EP_EXPERTS_ALL};
+    const ep_node_config config = {
+        .models_count = 1, .models = &model, .numerics = EP_NUMERICS_W4A8};
+    cr_assert_eq(open_fake(1, 0), EP_OK);
+    const ep_weight_store_config store_config = {
+        .backends = devices.backends, .backends_count = 1, .on_change = count_loss, .arg = &fake};
+    ep_weight_store *store = NULL;
+    ASSERT_OK(ep_weight_store_create(&store_config, &store, &error), error);
+    cr_assert(pipe(ends) == 0 && dup2(ends[1], STDERR_FILENO) >= 0 && close(ends[1]) == 0);
+    ep_log_start(EP_LOG_INFO, EP_LOG_TEXT);
+    ep_log(EP_LOG_INFO, "begin", EP_KV(node, "a"));
+    ASSERT_OK(ep_node_models_open(&models, &config, devices.backends, 1, store, NULL, &error),
+              error);
+    ep_log_start(EP_LOG_OFF, EP_LOG_TEXT);
+    const ssize_t count = read(ends[0], log, sizeof(log) - 1);
+    cr_assert_gt(count, 0);
+    log[count] = 0;
+    cr_expect(strstr(log, "event=begin") != NULL, "%s", log);
+    cr_expect_null(strstr(log, "event=numerics"), "%s", log);
+    ep_weight_store_destroy(store);
     ep_node_models_close(&models);
     ep_node_devices_close(&devices);
     ep_fixture_remove(dir);
