@@ -136,6 +136,7 @@ static void count_call(ep_cli_bench_result *sums, const ep_moe_result *result)
     sums->estimated_calls += result->fullmesh_us > 0;
     sums->fullmesh_estimate_us += result->fullmesh_us;
     sums->hierarchy_estimate_us += result->hierarchy_us;
+    EP_ASSERT(result->comm_why < EP_ARRAY_COUNT(sums->comm_whys));
     sums->comm_whys[result->comm_why]++;
 }
 

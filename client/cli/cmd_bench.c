@@ -104,6 +104,9 @@ static const struct {
                  {"learning", "few calls were measured yet"},
                  {"tried", "the slower one, to measure it again"},
                  {"measured", "by the estimates"}};
+_Static_assert(EP_ARRAY_COUNT(comm_whys) ==
+                   EP_ARRAY_COUNT(((ep_cli_bench_result *)NULL)->comm_whys),
+               "a text for each count");
 
 /* ---- JSON ---- */
 
