@@ -33,24 +33,14 @@ static const ep_cli_option rows[] = {
 /* How to reach a service that is not asked. A context, or a variable, says it for all commands. */
 static void check_reach_unsaid(struct argp_state *state)
 {
-    const ep_cli_connect *peer = &ep_cli_peer;
-    const struct {
-        const char *option;
-        const char *value;
-    } said[] = {{"--coordinator", peer->coordinator_url},
-                {"--node", peer->node_urls[0]},
-                {"--token-file", peer->token_file},
-                {"--admin-token-file", peer->admin_token_file},
-                {"--tls-ca", peer->tls.ca_file},
-                {"--tls-cert-key", peer->tls.cert_key_file},
-                {"--tls-server-name", peer->tls.server_name}};
-    for (size_t i = 0; i < EP_ARRAY_COUNT(said); i++) {
-        if (said[i].value != NULL &&
-            ep_cli_setting_name(said[i].option, said[i].value) == said[i].option) {
+    const ep_cli_options *reach = &ep_cli_reach_options;
+    for (size_t i = 0; i < reach->count; i++) {
+        const char *name = reach->rows[i].name;
+        if (name != NULL && ep_cli_setting_is_given(name)) {
             argp_error(state,
-                       "%s and --checkpoint are both given, allowed: one of them; a checkpoint is "
-                       "read without the service",
-                       said[i].option);
+                       "--%s and --checkpoint are both given, allowed: one of them; a checkpoint "
+                       "is read without the service",
+                       name);
         }
     }
 }

@@ -21,6 +21,15 @@ const char *ep_cli_setting_name(const char *option, const char *arg)
     return option;
 }
 
+bool ep_cli_setting_is_given(const char *flag)
+{
+    size_t i = 0;
+    while (i < noted->given_count && strcmp(noted->given[i], flag) != 0) {
+        i++;
+    }
+    return i < noted->given_count;
+}
+
 const char *ep_cli_settings_context(void)
 {
     return noted->context[0] != '\0' ? noted->context : NULL;

@@ -273,6 +273,7 @@ static bool set_flags_of(levels *l, const ep_cli_given *given, ep_error *out_err
         const struct argp_option *rival = rival_of(given, row);
         char name[VARIABLE_BYTES];
         if (given->texts[i] != NULL) {
+            origins->given[origins->given_count++] = row->name;
             note_other(row, "--", row->name);
         } else if (ep_cli_given_text(given, rival->name) != NULL) {
             continue;

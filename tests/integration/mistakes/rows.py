@@ -71,6 +71,8 @@ ctl("a checkpoint that is the service's", "model show --checkpoint $model --vers
 ctl("a checkpoint at a coordinator", "model show --checkpoint $model --coordinator $coord_rpc", 2, "--coordinator and --checkpoint are both given", "one of them")
 ctl("a checkpoint at a node", "model show --node $a_rpc --checkpoint $model", 2, "--node and --checkpoint are both given", "one of them")
 ctl("a checkpoint behind TLS", "model show --checkpoint $model --tls-ca $folder/ca.pem", 2, "--tls-ca and --checkpoint are both given", "one of them")
+ctl("a checkpoint with a time to answer", "model show --checkpoint $model --timeout 5s", 2, "--timeout and --checkpoint are both given", "one of them")
+ctl("a checkpoint without checksums", "model show --no-payload-crc --checkpoint $model", 2, "--no-payload-crc and --checkpoint are both given", "one of them")
 ctl("no checkpoint, wherever the service is", "model show --checkpoint $folder/nothing", 1, "$folder/nothing", env={"EXPERTCTL_COORDINATOR": "tls+tcp://127.0.0.1:7410"}, never=("--tls-ca",))
 ctl("no model", "forward --layer 2 --in $folder/batch --out $folder/y", 2, "--model is missing", "expertctl status")
 ctl("no input", "forward --model demo --layer 2 --out $folder/y", 2, "--in and --random are both missing", "one of them")
