@@ -479,12 +479,11 @@ void ep_call_leave(ep_call *call)
  */
 static void look_for_event(ep_call *call, uint64_t due_ns)
 {
-    ep_stream_lane_stats lane;
-    ep_stream_lane_read_stats(&lane);
-    if (lane.busy_poll_us == 0) {
+    const uint64_t poll_ns = ep_stream_lane_busy_poll_ns();
+    if (poll_ns == 0) {
         return;
     }
-    uint64_t end_ns = ep_clock_now_ns() + lane.busy_poll_us * EP_NS_PER_US;
+    uint64_t end_ns = ep_clock_now_ns() + poll_ns;
     end_ns = end_ns < due_ns ? end_ns : due_ns;
     for (uint32_t looks = 1; !has_events(call) && ep_clock_now_ns() < end_ns; looks++) {
         pthread_mutex_unlock(&call->lock);

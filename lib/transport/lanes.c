@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/quantity.h"
 #include "transport/address.h"
 #include "transport/lane_common.h"
@@ -77,7 +78,8 @@ ep_err ep_stream_lane_read_environment(ep_error *out_error)
 void ep_stream_lane_read_stats(ep_stream_lane_stats *out_stats)
 {
     out_stats->name = is_by_nng() ? "nng" : "uv";
-    out_stats->busy_poll_us = ep_uv_busy_poll(&out_stats->polls_total);
+    out_stats->busy_poll_us = (uint32_t)(ep_stream_lane_busy_poll_ns() / EP_NS_PER_US);
+    out_stats->polls_total = ep_uv_polls();
 }
 
 void ep_lane_register(const ep_lane_ops *ops)

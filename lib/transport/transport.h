@@ -248,6 +248,8 @@ ep_err ep_stream_lane_read_environment(ep_error *out_error);
  * some, before it sleeps; it saves wake-ups and takes a core. 0, which is the default: never.
  */
 void ep_stream_lane_set_busy_poll(uint32_t microseconds);
+/* What is set, for who waits like a worker. */
+uint64_t ep_stream_lane_busy_poll_ns(void);
 
 typedef struct ep_stream_lane_stats {
     const char *name; /* "uv", "nng": of tcp:// now */

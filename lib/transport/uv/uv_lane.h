@@ -44,8 +44,8 @@ uv_loop_t *ep_uv_loop_worker_loop(ep_uv_loop_worker *worker);
 bool ep_uv_loop_worker_push(ep_uv_loop_worker *worker, ep_lane_job *job);
 /* On the worker's thread: something came for its connections, so busy polling goes on. */
 void ep_uv_loop_worker_heard(ep_uv_loop_worker *worker, uint64_t now_ns);
-/* What ep_stream_lane_set_busy_poll set, and the looks of it so far. */
-uint32_t ep_uv_busy_poll(uint64_t *out_polls);
+/* Looks of busy polling so far. */
+uint64_t ep_uv_polls(void);
 /* fini of ep_lane_ops: ends the workers. */
 void ep_uv_fini(void);
 

@@ -54,10 +54,14 @@ void ep_stream_lane_set_busy_poll(uint32_t microseconds)
     __atomic_store_n(&busy_poll_ns, microseconds * EP_NS_PER_US, __ATOMIC_RELAXED);
 }
 
-uint32_t ep_uv_busy_poll(uint64_t *out_polls)
+uint64_t ep_stream_lane_busy_poll_ns(void)
 {
-    *out_polls = __atomic_load_n(&polls, __ATOMIC_RELAXED);
-    return (uint32_t)(__atomic_load_n(&busy_poll_ns, __ATOMIC_RELAXED) / EP_NS_PER_US);
+    return __atomic_load_n(&busy_poll_ns, __ATOMIC_RELAXED);
+}
+
+uint64_t ep_uv_polls(void)
+{
+    return __atomic_load_n(&polls, __ATOMIC_RELAXED);
 }
 
 /* ---- on a worker's thread ---- */
