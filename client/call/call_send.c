@@ -305,41 +305,34 @@ static void watch(ep_call *call, const ep_call_frame *frame, bool as_hedge)
 }
 
 /* A failure to send is an event like any other. */
-static void send_chunk(ep_call *call, uint32_t window, uint32_t chunk, ep_send_reason reason,
-                       uint32_t hedge_of, ep_call_actions *actions)
-{
-    const bool is_hedge = reason == EP_SEND_LATE || reason == EP_SEND_SILENT;
-    ep_error error;
-    uint32_t parcel = 0;
-    ep_err err = ep_call_reserve_frames(call, call->state.parcels_count + 1);
-    if (err == EP_OK) {
-        err = is_hedge ? ep_call_state_add_hedge(&call->state, hedge_of, &parcel)
-                       : ep_call_state_add(&call->state, window, &parcel);
-    }
-    if (err != EP_OK) {
-        fail_memory(call, actions);
-        return;
-    }
-    ep_call_frame *frame = call->frames[parcel];
-    err = send_frame(call, frame, chunk, reason, &error);
-    if (err == EP_OK) {
-        watch(call, frame, is_hedge);
-        return;
-    }
-    ep_call_mark_frame(call, frame, &error);
-    ep_call_state_step(
-        &call->state, ep_clock_now_ns(),
-        &(ep_call_event){.kind = EP_EVENT_REFUSED, .parcel = parcel, .error = &error}, actions);
-}
-
 void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, uint32_t hedge_of,
                        ep_call_actions *actions)
 {
+    const bool is_hedge = reason == EP_SEND_LATE || reason == EP_SEND_SILENT;
     if (call->trace.plan_open) {
         ep_call_trace_plan_end(call);
     }
     for (uint32_t c = 0; c < call->plan.chunks_count && !actions->complete; c++) {
-        send_chunk(call, window, c, reason, hedge_of, actions);
+        ep_error error;
+        uint32_t parcel = 0;
+        ep_err err = ep_call_reserve_frames(call, call->state.parcels_count + 1);
+        if (err == EP_OK) {
+            err = is_hedge ? ep_call_state_add_hedge(&call->state, hedge_of, &parcel)
+                           : ep_call_state_add(&call->state, window, &parcel);
+        }
+        if (err != EP_OK) {
+            fail_memory(call, actions);
+            return;
+        }
+        ep_call_frame *frame = call->frames[parcel];
+        if (send_frame(call, frame, c, reason, &error) == EP_OK) {
+            watch(call, frame, is_hedge);
+            continue;
+        }
+        ep_call_mark_frame(call, frame, &error);
+        ep_call_state_step(
+            &call->state, ep_clock_now_ns(),
+            &(ep_call_event){.kind = EP_EVENT_REFUSED, .parcel = parcel, .error = &error}, actions);
     }
 }
 
