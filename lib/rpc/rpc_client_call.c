@@ -59,9 +59,6 @@ ep_rpc_client_call *ep_rpc_client_call_find(ep_rpc_channel *channel, ep_rpc_call
 
 static bool grow_table_locked(ep_rpc_channel *channel)
 {
-    if (channel->calls_count < channel->buckets_count) {
-        return true;
-    }
     size_t count = channel->buckets_count * 2;
     ep_rpc_client_call **buckets = calloc(count, sizeof(*buckets));
     if (buckets == NULL) {
@@ -565,7 +562,8 @@ static ep_err enter_locked(ep_rpc_channel *channel, const ep_rpc_request *reques
     } else {
         call = malloc(sizeof(*call));
     }
-    if (call == NULL || !grow_table_locked(channel)) {
+    if (call == NULL ||
+        (channel->calls_count >= channel->buckets_count && !grow_table_locked(channel))) {
         free(call);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call");
     }
