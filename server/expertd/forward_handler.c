@@ -3,7 +3,6 @@
 #include "expertd/forward_handler.h"
 
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,8 +73,7 @@ struct ep_forward_handler {
     ep_forward_handler_config config;
     ep_buffer_pool *arenas;
     ep_forward_metrics metrics;
-    pthread_mutex_t lock; /* stats */
-    ep_forward_stats stats;
+    ep_forward_stats stats; /* atomic */
 };
 
 ep_err ep_forward_handler_create(const ep_forward_handler_config *config,
@@ -86,7 +84,6 @@ ep_err ep_forward_handler_create(const ep_forward_handler_config *config,
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the request handler");
     }
     handler->config = *config;
-    pthread_mutex_init(&handler->lock, NULL);
     ep_err err = ep_buffer_pool_create(config->bookkeeping_bytes_max,
                                        config->bookkeeping_bytes_max / 4, &handler->arenas);
     if (err != EP_OK) {
@@ -101,18 +98,21 @@ ep_err ep_forward_handler_create(const ep_forward_handler_config *config,
 void ep_forward_handler_destroy(ep_forward_handler *handler)
 {
     if (handler != NULL) {
-        EP_ASSERT(handler->stats.in_flight == 0);
+        EP_ASSERT(__atomic_load_n(&handler->stats.in_flight, __ATOMIC_ACQUIRE) == 0);
         ep_buffer_pool_destroy(handler->arenas);
-        pthread_mutex_destroy(&handler->lock);
         free(handler);
     }
 }
 
 void ep_forward_handler_read_stats(ep_forward_handler *handler, ep_forward_stats *out_stats)
 {
-    pthread_mutex_lock(&handler->lock);
-    *out_stats = handler->stats;
-    pthread_mutex_unlock(&handler->lock);
+    const ep_forward_stats *stats = &handler->stats;
+    *out_stats = (ep_forward_stats){
+        .in_flight = __atomic_load_n(&stats->in_flight, __ATOMIC_ACQUIRE), /* before the others */
+        .served = __atomic_load_n(&stats->served, __ATOMIC_RELAXED),
+        .failed = __atomic_load_n(&stats->failed, __ATOMIC_RELAXED),
+        .hedged = __atomic_load_n(&stats->hedged, __ATOMIC_RELAXED),
+        .rows_served = __atomic_load_n(&stats->rows_served, __ATOMIC_RELAXED)};
 }
 
 /* Before the reply goes out: whoever has it finds it counted. */
@@ -121,26 +121,14 @@ static void count_result(const forward_request *request, ep_err result, uint64_t
 {
     const uint64_t rows = request->view.own_slots;
     ep_forward_handler *handler = request->handler;
+    ep_forward_stats *stats = &handler->stats;
     bool hedged = result == EP_ERR_CANCELLED && ep_rpc_call_is_answered(request->call);
     ep_forward_metrics_ended(&handler->metrics, result, hedged, rows, took_ns, queue_ns);
-    pthread_mutex_lock(&handler->lock);
-    if (result == EP_OK) {
-        handler->stats.served++;
-        handler->stats.rows_served += rows;
-    } else if (hedged) {
-        handler->stats.hedged++;
-    } else {
-        handler->stats.failed++;
-    }
-    pthread_mutex_unlock(&handler->lock);
-}
-
-/* The last thing a request does: after it the handler may go. */
-static void count_end(ep_forward_handler *handler)
-{
-    pthread_mutex_lock(&handler->lock);
-    handler->stats.in_flight--;
-    pthread_mutex_unlock(&handler->lock);
+    __atomic_fetch_add(result == EP_OK ? &stats->served
+                       : hedged        ? &stats->hedged
+                                       : &stats->failed,
+                       1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&stats->rows_served, result == EP_OK ? rows : 0, __ATOMIC_RELAXED);
 }
 
 /* ---- spans: serve and what is inside of it. Without serve none of them is recorded ---- */
@@ -205,7 +193,8 @@ static void refuse(const forward_request *request, ep_error *error)
     if (is_traced) {
         trace_serve_end(request->trace, 0, error->code);
     }
-    count_end(handler);
+    /* the last thing: after it the handler may go */
+    __atomic_fetch_sub(&handler->stats.in_flight, 1, __ATOMIC_RELEASE);
 }
 
 static void send_reply(forward_request *request, uint64_t took_ns, uint64_t queue_ns)
@@ -289,7 +278,7 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     }
     ep_reply_rows_release(&request->reply);
     ep_buffer_unref(request->arena);
-    count_end(handler);
+    __atomic_fetch_sub(&handler->stats.in_flight, 1, __ATOMIC_RELEASE);
 }
 
 /* The others' rows are not needed any more. Until all parts are sent the sender sees to it. */
@@ -828,9 +817,7 @@ void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__For
     forward_request *request;
     ep_error error;
     ep_error_clear(&error);
-    pthread_mutex_lock(&handler->lock);
-    handler->stats.in_flight++;
-    pthread_mutex_unlock(&handler->lock);
+    __atomic_fetch_add(&handler->stats.in_flight, 1, __ATOMIC_RELAXED);
     if (EP_TRACE_SPAN_ON(serve)) {
         draft.trace = trace_begin(handler, header, call);
     }
