@@ -133,7 +133,7 @@ ep_err ep_view_find(ep_view *view, const char *model, const char *version, uint3
             out_error, EP_ERR_NOT_FOUND, "no model %s%s%s in the routing table; it has: %s", model,
             has_version ? ":" : "", has_version ? version : "", have[0] != 0 ? have : "none");
     }
-    if (!has_version && !found->is_default) {
+    if (!has_version && !found->is_default && view->table->models_count > 1) {
         ep_err err = check_one_version(view->table, model, out_error);
         if (err != EP_OK) {
             return err;
