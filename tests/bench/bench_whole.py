@@ -83,11 +83,12 @@ class Bench:
 
     def write(self, folder):
         forms = model.DENSE_FORMS if FOUR_BITS in self.names and "llama-server" not in self.gone else model.DENSE_FORMS[:1]
-        if model.is_there(folder, self.model, forms):
+        forms = model.missing(folder, self.model, forms)
+        if not forms:
             return
         begin = time.monotonic()
-        quantise = ggml.Library(os.path.dirname(self.server)).quantise if len(forms) > 1 else None
-        model.write(folder, self.model, quantise)
+        quantise = ggml.Library(os.path.dirname(self.server)).quantise if "q4_0" in forms else None
+        model.write(folder, self.model, forms, quantise)
         self.report.add("writing the model", time.monotonic() - begin, "s")
 
     def why_not(self, name):

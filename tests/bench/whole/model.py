@@ -12,6 +12,7 @@ BLOCK = np.dtype([("scale", "<f2"), ("codes", "u1", 16)])  # of Q4_0, 32 columns
 SPARE = 1 << 16  # blocks by which layers' experts may be shifted against each other
 BYTE_TOKENS, FIRST_TOKEN = 256, 300  # tokens that are drawn come behind what a vocabulary of llama.cpp must have
 DENSE_FORMS = ("bf16", "q4_0")
+FILES = "model-00001-of-00002.gguf", "model-00002-of-00002.gguf"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,17 +128,18 @@ def _draw(number, shape, deviation):
 def _write_dense(folder, model, quantise, forms):
     """All forms have the bf16 values, in theirs."""
     dense = model.dense()
-    total = len(dense) + 3 * model.layers
-    plain = open_safetensors(f"{folder}/transformers/model.safetensors", [(name, shape, "BF16") for name, _, shape, _ in dense])
-    files = {}
+    files, plain = {}, None
+    if "bf16" in forms:
+        plain = open_safetensors(f"{folder}/transformers/model.safetensors", [(name, shape, "BF16") for name, _, shape, _ in dense])
     for form in forms:
         tensors = [(llama, llama, shape, _dense_type(form, llama, shape)) for _, llama, shape, _ in dense]
-        files[form] = open_gguf(f"{folder}/{form}/model-00001-of-00002.gguf", _part_of(0, total, **_keys_of(model)), tensors)
+        files[form] = open_gguf(f"{folder}/{form}/{FILES[0]}", _part_of(0, _tensors(model), **_keys_of(model)), tensors)
 
     def write(number):
         name, llama, shape, deviation = dense[number]
         bits = to_bf16(_draw(number, shape, deviation))
-        plain[name][:] = bits
+        if plain is not None:
+            plain[name][:] = bits
         for form, stacks in files.items():
             kind = _dense_type(form, llama, shape)
             if kind == "F32":
@@ -149,32 +151,33 @@ def _write_dense(folder, model, quantise, forms):
         list(pool.map(write, range(len(dense))))
 
 
-def write(folder, model, quantise=None):
-    """Folders transformers, bf16 and, where quantise(type, bf16 as bits) -> blocks is given, q4_0, that engines load."""
-    forms = DENSE_FORMS if quantise else DENSE_FORMS[:1]
-    for name in ("transformers", "experts", *forms):
-        os.makedirs(f"{folder}/{name}")
-    with open(f"{folder}/transformers/config.json", "w") as file:
-        json.dump(config_of(model), file)
+def _tensors(model):
+    return 3 * model.layers + len(model.dense())
+
+
+def write(folder, model, forms, quantise=None):
+    """Those of DENSE_FORMS that are named: folders that llama.cpp and expertd load; with bf16, the first, transformers and experts beside it. A form is there
+    when its folder has the experts. quantise(type, bf16 as bits) -> blocks: for q4_0."""
+    for name in (*(("transformers", "experts") if "bf16" in forms else ()), *forms):
+        os.makedirs(f"{folder}/{name}", exist_ok=True)
+    if "bf16" in forms:
+        with open(f"{folder}/transformers/config.json", "w") as file:
+            json.dump(config_of(model), file)
+        _write_experts(f"{folder}/experts/{FILES[1]}", model, _tensors(model))
     _write_dense(folder, model, quantise, forms)
-    second = "model-00002-of-00002.gguf"
-    _write_experts(f"{folder}/experts/{second}", model, 3 * model.layers + len(model.dense()))
-    for form in forms:
-        os.link(f"{folder}/experts/{second}", f"{folder}/{form}/{second}")
     os.sync()
+    for form in forms:
+        os.link(f"{folder}/experts/{FILES[1]}", f"{folder}/{form}/{FILES[1]}")
 
 
-def is_there(folder, model, forms):
-    """False: nothing is there. Raises FileExistsError for another model, and where forms are missing."""
-    if not os.path.exists(f"{folder}/experts"):
-        return False
-    with open(f"{folder}/transformers/config.json") as file:
-        if json.load(file) != config_of(model):
-            raise FileExistsError(f"{folder} has a model of another shape: name another folder, or remove it")
-    missing = [form for form in forms if not os.path.exists(f"{folder}/{form}")]
-    if missing:
-        raise FileExistsError(f"{folder} has no {', '.join(missing)}: name another folder, or remove it")
-    return True
+def missing(folder, model, forms):
+    """Those of the forms that are yet to be written. Raises FileExistsError for a folder with another model."""
+    config = f"{folder}/transformers/config.json"
+    if os.path.exists(config):
+        with open(config) as file:
+            if json.load(file) != config_of(model):
+                raise FileExistsError(f"{folder} has a model of another shape: name another folder, or remove it")
+    return [form for form in forms if not os.path.exists(f"{folder}/{form}/{FILES[1]}")]
 
 
 def widen_experts(folder, model, layer, matrix):

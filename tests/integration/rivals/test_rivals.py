@@ -104,7 +104,7 @@ def check_mxfp4_blocks(folder, want):
 def check_whole(folder):
     """The model of bench_whole.py, in two files as llama.cpp has them: expertd computes its last layer."""
     tiny = model.Model(layers=2, hidden=SHAPE.hidden, experts=SHAPE.experts, top_k=SHAPE.top_k, inner=SHAPE.inner, heads=2, kv_heads=1, head_dim=64, vocab=512)
-    model.write(f"{folder}/whole", tiny)
+    model.write(f"{folder}/whole", tiny, model.DENSE_FORMS[:1])
     want = Widened({f"{m}.weight": model.widen_experts(f"{folder}/whole", tiny, 1, m) for m in layer.MATRICES}).answer()
     error = layer.error_of(computed(f"{folder}", "whole/bf16", 1), want)
     assert error < 0.005, f"the whole model's last layer: error {error}"
