@@ -1,16 +1,16 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""A whole model, of Qwen3-30B-A3B's shape with drawn weights in 4 bits: transformers with its experts on an expertd of this machine, transformers alone
-where that fits, and llama.cpp's server, which reads the same file of experts. Tokens a second of 1, 8 and 32 sequences behind a short prompt and of one long
-prompt, memory, and time until ready. One engine at a time is in memory, as the model does not fit twice into most machines: rounds go over all of them, each
-started anew with its files out of the page cache; medians over rounds are reported.
+"""A whole model, of Qwen3-30B-A3B's shape with drawn weights in 4 bits: transformers with its experts on an expertd of this machine, its dense part in
+16 bits and in 8, transformers alone where that fits, and llama.cpp's server, which reads the same file of experts. Tokens a second of 1, 8 and 32 sequences
+behind a short prompt and of one long prompt, memory, and time until ready. One engine at a time is in memory, as the model does not fit twice into most
+machines: rounds go over all of them, each started anew with its files out of the page cache; medians over rounds are reported.
 
 bench_whole.py BUILD SOURCE JSON [layers=48] [rounds=3] [batch=1,8,32] [prompt=2048] [new=24] [engine=NAME,..] [server=PROGRAM]
-               [dtype=bfloat16] [keep=FOLDER] [profile=BATCH]
+               [dense=float16] [keep=FOLDER] [profile=BATCH]
 
-dtype is that of transformers' dense part; without, what this CPU computes quickest. server is a llama-server to use instead of the one that is built, its
-libraries beside it. keep names a folder for the model's files, which are made there or taken from there and stay. profile prints where transformers' time
-goes. GOMP_SPINCOUNT=0 keeps PyTorch's threads from spinning on the node's CPUs."""
+dense is how transformers holds its dense part where that is not in 8 bits; without, as this CPU computes it quickest. server is a llama-server to use instead
+of the one that is built, its libraries beside it. keep names a folder for the model's files, which are made there or taken from there and stay. profile
+prints where transformers' time goes. GOMP_SPINCOUNT=0 keeps PyTorch's threads from spinning on the node's CPUs."""
 import os, shutil, statistics, sys, tempfile, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -27,18 +27,21 @@ GIB = 1 << 30
 THREADS = len(os.sched_getaffinity(0))
 SHORT_PROMPT, PROMPT_SEED = 16, 1 << 20
 PROGRAMS = 1.5 * GIB  # beside weights: libraries, key-value cache, buffers
-OURS, FOUR_BITS = "transformers, expertd", "llama.cpp, all in 4 bits"
+OURS, EIGHT_BITS, FOUR_BITS = "transformers, expertd", "transformers in 8 bits, expertd", "llama.cpp, all in 4 bits"
 ENGINES = {  # name: parts of venv.PARTS
     OURS: ("torch", "transformers"),
+    EIGHT_BITS: ("torch", "transformers"),
     "transformers alone": ("torch", "transformers"),
     "llama.cpp": ("llama-server",),
     FOUR_BITS: ("llama-server",),
 }
+PEERS = {OURS: ("transformers alone", "llama.cpp"), EIGHT_BITS: (FOUR_BITS,)}  # those with the same or a similar dense part
+LOADING = {"float32": 4, "bfloat16": 2, "float16": 2.5, "int8": 2.5}  # bytes for a dense weight, while the model is loaded
 NOT_MEASURED = {"vLLM alone": "vLLM 0.32 computes 4-bit experts on a CPU with AMX or, on Zen with zentorch; this bench does not install it"}
 
 
 def words_of(arguments):
-    words = dict(layers="48", rounds="3", batch="1,8,32", prompt="2048", new="24", engine=";".join(ENGINES), keep="", profile="", server="", dtype=dense_type())
+    words = dict(layers="48", rounds="3", batch="1,8,32", prompt="2048", new="24", engine=";".join(ENGINES), keep="", profile="", server="", dense=dense_type())
     for argument in arguments:
         name, _, value = argument.partition("=")
         if name not in words or not value:
@@ -47,8 +50,8 @@ def words_of(arguments):
         least = 8 if name == "new" else 1  # fewer may arrive together, and then have no speed
         if any(not n.isdigit() or int(n) < least for n in numbers):
             raise ValueError(f"{name} is {value!r}: allowed are numbers from {least} on")
-        if name == "dtype" and value not in ("bfloat16", "float32"):
-            raise ValueError(f"dtype is {value!r}: allowed are bfloat16, float32")
+        if name == "dense" and value not in LOADING:
+            raise ValueError(f"dense is {value!r}: allowed are {', '.join(LOADING)}")
         if name == "engine" and not set(value.split(";")) <= set(ENGINES):
             raise ValueError(f"engine is {value!r}: allowed are {'; '.join(ENGINES)}, with ';' between them")
         words[name] = value
@@ -56,10 +59,11 @@ def words_of(arguments):
 
 
 def dense_type():
-    """What PyTorch computes in: without AVX-512 or its like, products of bf16 are several times slower than those of float32."""
+    """Without AVX-512 or its like PyTorch's products of bf16 are several times slower than those of float32. FBGEMM's, of weights in float16 and sums in
+    float32, are as quick for long prompts, and up to five times as quick for 8 rows."""
     with open("/proc/cpuinfo") as file:
         flags = set(next((line for line in file if line.startswith(("flags", "Features"))), "").split())
-    return "bfloat16" if flags & {"avx512bw", "bf16"} else "float32"
+    return "bfloat16" if flags & {"avx512bw", "bf16"} else "float16" if "avx2" in flags else "float32"
 
 
 def memory_available():
@@ -71,7 +75,7 @@ class Bench:
     def __init__(self, words):
         self.rounds, self.new, self.prompt = int(words["rounds"]), int(words["new"]), int(words["prompt"])
         self.batches = [int(n) for n in words["batch"].split(",")]
-        self.dtype, self.wide = words["dtype"], 4 if words["dtype"] == "float32" else 2
+        self.dense = words["dense"]
         self.names, self.profile = words["engine"].split(";"), int(words["profile"] or 0)
         context = -(-(max(self.prompt, max(self.batches) * SHORT_PROMPT) + max(self.batches) * self.new) // 256) * 256
         self.model, self.context = model.Model(layers=int(words["layers"])), context
@@ -91,25 +95,29 @@ class Bench:
         model.write(folder, self.model, forms, quantise)
         self.report.add("writing the model", time.monotonic() - begin, "s")
 
+    def dense_of(self, name):
+        """What an engine's dense part is computed in. None: llama.cpp's own."""
+        return None if name.startswith("llama.cpp") else "int8" if name == EIGHT_BITS else self.dense
+
     def why_not(self, name):
         """Why an engine is not measured; None: it is."""
         gone = [self.gone[part] for part in ENGINES[name] if part in self.gone]
-        dense = (self.wide if name.startswith("transformers") else 2) * self.model.dense_weights
+        dense = LOADING.get(self.dense_of(name), 2) * self.model.dense_weights
         alone = name == "transformers alone"
-        experts = self.wide * self.model.expert_weights if alone else self.model.expert_bytes
+        experts = (2 if self.dense == "bfloat16" else 4) * self.model.expert_weights if alone else self.model.expert_bytes
         need = PROGRAMS + dense + experts + (8 * self.model.expert_weights // self.model.layers if alone else 0)  # a layer while it is widened
         free = memory_available()
         if gone:
             return gone[0]
         if alone and need >= free:
-            return f"it has no 4-bit experts: {experts / GIB:.0f} GiB in {self.dtype}, free are {free / GIB:.0f}"
+            return f"it has no 4-bit experts: widened they take {experts / GIB:.0f} GiB, free are {free / GIB:.0f}"
         return None if need < free else f"needs about {need / GIB:.0f} GiB, free are {free / GIB:.0f}"
 
     def start(self, name, folder, work):
         if name.startswith("llama.cpp"):
             path = f"{folder}/{'q4_0' if name == FOUR_BITS else 'bf16'}/model-00001-of-00002.gguf"
             return engines.LlamaServer(self.server, path, work, self.context, max(self.batches), THREADS)
-        return engines.Transformers(self.python, BUILD, SOURCE, folder, work, self.model, THREADS, name == OURS, self.dtype)
+        return engines.Transformers(self.python, BUILD, SOURCE, folder, work, self.model, THREADS, name in PEERS, self.dense_of(name))
 
     def prompts(self, count, length):
         draw = np.random.default_rng([PROMPT_SEED, count, length])
@@ -179,21 +187,21 @@ class Bench:
 
 
 def rows(bench):
-    """Adds ours beside the best of the others, then theirs. Returns the lines of the table."""
+    """Adds ours beside the best of their peers, then theirs. Returns the lines of the table."""
     medians = {name: {what: statistics.median(values) for what, values in bench.found[name].items()} for name in bench.names if name in bench.found}
     for found in medians.values():
         found["memory"] = sum(value for what, value in found.items() if what.startswith("memory of")) / GIB
         found["mapped"] = sum(value for what, value in found.items() if what.startswith("mapped by")) / GIB
     units = {**dict.fromkeys(bench.columns, ("tokens/s", "higher")), "memory": ("GiB", "lower"), "ready": ("s", "lower")}
     for what, (unit, better) in units.items():
-        rivals = {name: found[what] for name, found in medians.items() if name != OURS}
-        if OURS in medians:
+        for name in (name for name in PEERS if name in medians):
+            rivals = {peer: medians[peer][what] for peer in PEERS[name] if peer in medians}
             best = (max if better == "higher" else min)(rivals, key=rivals.get, default=None)
-            ours = medians[OURS][what]
-            bench.report.add(f"{what}: {OURS}{'' if best is None else f', against {best}'}", ours, unit, rivals.get(best),
+            ours = medians[name][what]
+            bench.report.add(f"{what}: {name}{'' if best is None else f', against {best}'}", ours, unit, rivals.get(best),
                              None if best is None else ours / rivals[best], None if best is None else 1.0, better)
-        for name, value in rivals.items():
-            bench.report.add(f"{what}: {name}", value, unit, better=better)
+        for name in (name for name in medians if name not in PEERS):
+            bench.report.add(f"{what}: {name}", medians[name][what], unit, better=better)
     for name, found in medians.items():
         for what, value in found.items():
             if what.startswith(("memory of", "mapped by")):

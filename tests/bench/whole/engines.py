@@ -11,9 +11,9 @@ START_SECONDS = 900
 
 
 class Transformers:
-    """served: with its experts on an expertd of this machine, which has a coordinator; else all in one process."""
+    """served: with its experts on an expertd of this machine, which has a coordinator; else all in one process. dense: what all else is computed in."""
 
-    def __init__(self, python, build, source, folder, work, model, threads, served, dtype):
+    def __init__(self, python, build, source, folder, work, model, threads, served, dense):
         self.daemons, self.worker = [], None
         url = None
         try:
@@ -23,7 +23,7 @@ class Transformers:
                 url = coordinator.url
                 self.daemons.append(Daemon(f"{build}/server/expertd/expertd", work, "--node-name=bench", f"--coordinator-url={url}", f"--model=bench={folder}/bf16",
                                            f"--threads={threads}"))
-            job = dict(folder=folder, url=url, threads=threads, model=vars(model), dtype=dtype)
+            job = dict(folder=folder, url=url, threads=threads, model=vars(model), dense=dense)
             os.environ["PYTHONPATH"] = os.pathsep.join([f"{source}/client/python", f"{HERE}/../rivals"])
             self.worker = RivalProcess(python, f"{HERE}/transformers_worker.py", job)
         except BaseException:

@@ -16,8 +16,8 @@ class Engine:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         self.torch, self.job, self.experts_seconds = torch, job, 0.0
-        self.model = (self.load_served if job.url else self.load_whole)(f"{job.folder}/transformers").eval()
-        self.what = f"transformers {transformers.__version__}, torch {torch.__version__}, {job.dtype}"
+        self.model = self.quantised((self.load_served if job.url else self.load_whole)(f"{job.folder}/transformers").eval())
+        self.what = f"transformers {transformers.__version__}, torch {torch.__version__}, {job.dense}"
         if job.url:
             self.what += f", numerics {self.model.expertd.client.models()[0].numerics}"
         for layer in self.model.model.layers:
@@ -27,7 +27,14 @@ class Engine:
     def load_served(self, path):
         import expertd.hf
 
-        return expertd.hf.from_pretrained(path, self.job.url, progress=False, dtype=getattr(self.torch, self.job.dtype))
+        dtype = self.torch.float32 if self.job.dense == "float32" else self.torch.bfloat16  # as the file has them, until they are quantised
+        return expertd.hf.from_pretrained(path, self.job.url, progress=False, dtype=dtype)
+
+    def quantised(self, model):
+        """With weights of linear layers that FBGEMM has packed, if that is asked for; all else is then in float32."""
+        ao = self.torch.ao.quantization
+        kind = {"float16": ao.float16_dynamic_qconfig, "int8": ao.per_channel_dynamic_qconfig}.get(self.job.dense)
+        return model if kind is None else ao.quantize_dynamic(model, {self.torch.nn.Linear: kind}, inplace=True).float()
 
     def load_whole(self, path):
         """The experts' 4 bits widened, as transformers computes with none."""
@@ -36,7 +43,8 @@ class Engine:
         shape, torch, kind = whole.Model(**self.job.model), self.torch, transformers.Qwen3MoeForCausalLM
         plain = kind._init_weights
         kind._init_weights = lambda model, part: None if "Experts" in type(part).__name__ else plain(model, part)  # no random values before their own
-        found = kind.from_pretrained(path, dtype=getattr(torch, self.job.dtype), experts_implementation="grouped_mm")
+        dtype = torch.bfloat16 if self.job.dense == "bfloat16" else torch.float32
+        found = kind.from_pretrained(path, dtype=dtype, experts_implementation="grouped_mm")
         for n, layer in enumerate(found.model.layers):
             gate, up, down = (torch.from_numpy(whole.widen_experts(self.job.folder, shape, n, matrix)) for matrix in ("gate", "up", "down"))
             layer.mlp.experts.gate_up_proj.data.copy_(torch.cat((gate, up), 1))
