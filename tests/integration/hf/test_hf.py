@@ -16,6 +16,8 @@ sys.path[:0] = [f"{HERE}/../door", f"{HERE}/../models", f"{SOURCE}/client/python
 os.environ.update(HF_HUB_OFFLINE="1", EXPERTD_LIBRARY=f"{BUILD}/client/libexpertd.so.0")
 
 import tokenizers, torch, transformers
+from torchao.prototype.quantization.int4 import Int4OpaqueTensor, PrototypeInt4WeightOnlyConfig
+from torchao.quantization import Int8Tensor, Int8WeightOnlyConfig
 from transformers.integrations import finegrained_fp8
 from door_cluster import Cluster, wait_for
 
@@ -302,6 +304,51 @@ def check_types(folder, values, service):
         model.expertd.close()
 
 
+def linear_weights(model):
+    """But for the head's, whose 300 rows torchao's 4 bits do not take."""
+    return [m.weight for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name != "lm_head"]
+
+
+def check_torchao(folder, service):
+    """Linear layers in torchao's 8 and 4 bits while the model is loaded: tokens are those with the experts in process, in f32. The same of a checkpoint
+    that torchao wrote, and of a model that is loaded."""
+    for kind, held in (Int8WeightOnlyConfig(), Int8Tensor), (PrototypeInt4WeightOnlyConfig(group_size=32), Int4OpaqueTensor):
+        options = dict(dtype=torch.float32, quantization_config=transformers.TorchAoConfig(kind))
+        local = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+        model = expertd.hf.from_pretrained(folder, service.url, model_name="mixtral", progress=False, **options)
+        weights = linear_weights(model)
+        assert len(weights) == 4 * tiny_models.LAYERS and all(isinstance(weight, held) for weight in weights), weights
+        assert not any(list(layer.mlp.experts.parameters()) for layer in model.model.layers)
+        want = generated(local, 8)
+        assert torch.equal(generated(model, 8), want), f"{kind}: other tokens than with the experts in process"
+        model.expertd.close()
+        if held is Int8Tensor:  # torchao writes no checkpoint of the other
+            local.save_pretrained(f"{folder}-torchao")
+            model = expertd.hf.from_pretrained(f"{folder}-torchao", service.url, model_name="mixtral", progress=False)
+            assert all(isinstance(weight, held) for weight in linear_weights(model)) and torch.equal(generated(model, 8), want)
+            model.expertd.close()
+        expertd.hf.offload(local, service.url, model_name="mixtral", progress=False)
+        assert torch.equal(generated(local, 8), want)
+        local.expertd.close()
+
+
+def check_fbgemm(folder, service):
+    """Linear layers packed by FBGEMM, in place and in a copy. Rows that differ by a rounding may have other codes of 7 bits, so int8 has a bound and no tokens."""
+    ao = torch.ao.quantization
+    for kind, bound in (ao.float16_dynamic_qconfig, EXACT), (ao.per_channel_dynamic_qconfig, 0.01):
+        found = []
+        local = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        for model in local, expertd.hf.from_pretrained(folder, service.url, model_name="mixtral", progress=False, dtype=torch.float32):
+            twin = ao.quantize_dynamic(model, {torch.nn.Linear: kind})
+            model = ao.quantize_dynamic(model, {torch.nn.Linear: kind}, inplace=True)
+            assert not linear_weights(model) and torch.equal(logits(model), logits(twin))
+            found.append(model)
+        error = error_of(logits(found[1]), logits(found[0]))
+        assert error < bound, f"{kind}: logits differ by {error:.1e} of the greatest"
+        assert bound > EXACT or torch.equal(generated(found[1], 8), generated(found[0], 8))
+        found[1].expertd.close()
+
+
 def check_mistakes(c, folder, service):
     """What the two sides do not agree on is refused by its name, before a model is loaded where that can be."""
     for kind, wait in (TypeError, "2"), (TypeError, None), (ValueError, 0), (ValueError, float("nan")):
@@ -388,6 +435,8 @@ def check_cases(c):
     check_offload(folder, tokens, values, service)
     check_fp8(folder, tokens, service)
     check_types(folder, values, service)
+    check_torchao(folder, service)
+    check_fbgemm(folder, service)
     check_mistakes(c, folder, service)
     check_wait(c, folder)
 

@@ -81,7 +81,7 @@ def site_of(python):
 
 def python_with_transformers(folder):
     def make(python, pip):
-        run(*pip, "--no-deps", TORCH, "accelerate==1.15.0")  # which would ask for torch's own needs
+        run(*pip, "--no-deps", TORCH, "accelerate==1.15.0", "torchao==0.18.0")  # which would ask for torch's own needs
         run(*pip, *PINS, *SERVE)
         stand_in_for_cuda(site_of(python))
 
