@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "ref_checkpoint.h"
 #include "support/cluster.h"
 
 #define EXPERTS_MAX 64
@@ -108,6 +109,22 @@ void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference,
         batch->joint = oracle_sums(reference, &reference_batch, 0);
         batch->apart = oracle_sums(reference, &reference_batch, 1);
     }
+}
+
+void ep_test_batches_init(ep_test_batch *batches, uint32_t count, const char *checkpoint_path,
+                          const char *model, uint32_t tokens, uint32_t longer, uint32_t top_k,
+                          uint64_t seed)
+{
+    static struct ref_checkpoint checkpoint;
+    struct ref_layer layer;
+    ref_checkpoint_open(checkpoint_path, &checkpoint);
+    ref_layer_load(&checkpoint, 0, &layer);
+    for (uint32_t b = 0; b < count; b++) {
+        ep_test_batch_init(&batches[b], &layer, model, 0, tokens + b * longer, top_k, seed + b,
+                           NULL, 0);
+    }
+    ref_layer_free(&layer);
+    ref_checkpoint_close(&checkpoint);
 }
 
 void ep_test_batch_fini(ep_test_batch *batch)

@@ -37,6 +37,11 @@ typedef struct ep_test_batch {
 void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference, const char *model,
                         uint32_t layer, uint32_t tokens, uint32_t top_k, uint64_t seed,
                         const int32_t *allowed, uint32_t allowed_count);
+/* Batches of a checkpoint's layer 0, each longer than the one before by longer tokens and with the
+ * next seed. */
+void ep_test_batches_init(ep_test_batch *batches, uint32_t count, const char *checkpoint_path,
+                          const char *model, uint32_t tokens, uint32_t longer, uint32_t top_k,
+                          uint64_t seed);
 void ep_test_batch_fini(ep_test_batch *batch);
 /* Arguments for the batch; out is [tokens,hidden]. */
 void ep_test_batch_args(const ep_test_batch *batch, ep_moe_args *out_args);

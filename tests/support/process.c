@@ -431,3 +431,14 @@ int ep_test_http_get(const char *url, const char *path, char **out_body)
     free(text);
     return status;
 }
+
+double ep_test_metric(const ep_test_process *process, const char *series)
+{
+    char *body = NULL, line[192];
+    ep_test_http_get(process->probe_url, "/metrics", &body);
+    snprintf(line, sizeof(line), "\n%s ", series);
+    const char *at = body != NULL ? strstr(body, line) : NULL;
+    const double value = at != NULL ? strtod(at + strlen(line), NULL) : -1;
+    free(body);
+    return value;
+}

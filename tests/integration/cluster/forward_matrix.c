@@ -6,7 +6,6 @@
  * carries the rows: each stream lane, shared memory.
  */
 #include <fcntl.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -231,44 +230,31 @@ static const lane_case lane_cases[] = {
 /* Frames of the size of the larger batches go over it in both directions. */
 static const uint32_t lane_tokens[] = {7, 4096};
 
-/* A series of a node's metrics, NAN when it is not there. */
-static double metric(ep_test_cluster *cluster, uint32_t node, const char *series)
-{
-    char *body = NULL;
-    int status = ep_test_http_get(cluster->nodes[node].probe_url, "/metrics", &body);
-    EP_TEST_CHECK(status == 200, "/metrics of node%u says %d", node, status);
-    const char *at = strstr(body, series);
-    double value = at != NULL ? strtod(at + strlen(series), NULL) : NAN;
-    free(body);
-    return value;
-}
-
 static void expect_lane(ep_test_cluster *cluster, const service *s, const lane_case *c)
 {
-    static const char shm_series[] = "expertd_lane_received_bytes_total{lane=\"shm\"} ";
+    static const char shm_series[] = "expertd_lane_received_bytes_total{lane=\"shm\"}";
     char info[96];
     uint64_t end_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
     bool polls = strcmp(c->busy_poll_us, "0") != 0;
-    snprintf(info, sizeof(info),
-             "expertd_stream_lane_info{busy_poll_us=\"%s\",stream_lane=\"%s\"} ", c->busy_poll_us,
-             c->stream_lane);
+    snprintf(info, sizeof(info), "expertd_stream_lane_info{busy_poll_us=\"%s\",stream_lane=\"%s\"}",
+             c->busy_poll_us, c->stream_lane);
     for (uint32_t n = 0; n < cluster->options.nodes_count; n++) {
-        EP_TEST_CHECK(metric(cluster, n, info) == 1, "%s: node%u does not show %s", c->name, n,
-                      info);
-        double looks = metric(cluster, n, "\nexpertd_busy_polls_total ");
+        EP_TEST_CHECK(ep_test_metric(&cluster->nodes[n], info) == 1, "%s: node%u does not show %s",
+                      c->name, n, info);
+        double looks = ep_test_metric(&cluster->nodes[n], "expertd_busy_polls_total");
         /* On a busy machine the millisecond may pass before a thread looks at all. */
         while (polls && looks == 0 && ep_clock_now_ns() < end_ns) {
             forward(cluster, s, 7, 0, false, "");
-            looks = metric(cluster, n, "\nexpertd_busy_polls_total ");
+            looks = ep_test_metric(&cluster->nodes[n], "expertd_busy_polls_total");
         }
         EP_TEST_CHECK(polls ? looks > 0 : looks == 0, "%s: node%u looked again %.0f times", c->name,
                       n, looks);
         bool wants_shm = strcmp(c->name, "shm") == 0;
-        double shm = metric(cluster, n, shm_series);
+        double shm = ep_test_metric(&cluster->nodes[n], shm_series);
         /* A short program's calls may all go before its shared memory is there. */
         while (wants_shm && shm < SHM_ROWS_BYTES && ep_clock_now_ns() < end_ns) {
             forward(cluster, s, 4096, 0, true, "--split-tokens=1000");
-            shm = metric(cluster, n, shm_series);
+            shm = ep_test_metric(&cluster->nodes[n], shm_series);
         }
         EP_TEST_CHECK(wants_shm ? shm >= SHM_ROWS_BYTES : shm == 0,
                       "%s: %.0f bytes over shared memory", c->name, shm);

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref_checkpoint.h"
 #include "support/cluster.h"
 #include "support/load.h"
 
@@ -32,16 +31,9 @@ static double received(void)
 {
     double sum = 0;
     for (uint32_t n = 0; n < NODES; n++) {
-        for (int lane = 0; lane < 2; lane++) {
-            const char *series = lane == 0 ? "expertd_lane_received_bytes_total{lane=\"shm\"} "
-                                           : "expertd_lane_received_bytes_total{lane=\"stream\"} ";
-            char *body = NULL;
-            EP_TEST_CHECK(ep_test_http_get(cluster.nodes[n].probe_url, "/metrics", &body) == 200,
-                          "no metrics of node%u", n);
-            const char *at = strstr(body, series);
-            sum += at != NULL ? strtod(at + strlen(series), NULL) : 0;
-            free(body);
-        }
+        sum +=
+            ep_test_metric(&cluster.nodes[n], "expertd_lane_received_bytes_total{lane=\"shm\"}") +
+            ep_test_metric(&cluster.nodes[n], "expertd_lane_received_bytes_total{lane=\"stream\"}");
     }
     return sum;
 }
@@ -126,15 +118,11 @@ static void check_call(ep_client *client, bool by_slot)
 int main(void)
 {
     char path[EP_TEST_PATH_BYTES];
-    struct ref_checkpoint checkpoint;
-    struct ref_layer reference;
     ep_fixture_config config = ep_fixture_default();
     config.layers = 1;
     config.hidden = HIDDEN;
     ep_test_checkpoint_new(&config, path);
-    ref_checkpoint_open(path, &checkpoint);
-    ref_layer_load(&checkpoint, 0, &reference);
-    ep_test_batch_init(&batch, &reference, "demo", 0, TOKENS, TOP_K, 3, NULL, 0);
+    ep_test_batches_init(&batch, 1, path, "demo", TOKENS, 0, TOP_K, 3);
     const ep_test_model model = {"demo", path};
     ep_test_cluster_start(&cluster, &(ep_test_cluster_options){
                                         .nodes_count = NODES, .models = &model, .models_count = 1});
@@ -144,8 +132,6 @@ int main(void)
     ep_client_destroy(client);
     ep_test_cluster_stop(&cluster);
     ep_test_batch_fini(&batch);
-    ref_layer_free(&reference);
-    ref_checkpoint_close(&checkpoint);
     ep_test_dir_remove(path);
     return 0;
 }

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "ref_checkpoint.h"
 #include "support/cluster.h"
 #include "support/load.h"
 
@@ -25,39 +24,19 @@ enum { BATCHES = 4, NODES = 2, LOAD = 4, HIDDEN = 64 };
 static ep_test_batch batches[BATCHES];
 static ep_test_cluster cluster;
 
-static void make_batches(const char *path)
-{
-    static struct ref_checkpoint checkpoint;
-    struct ref_layer reference;
-    ref_checkpoint_open(path, &checkpoint);
-    ref_layer_load(&checkpoint, 0, &reference);
-    for (uint32_t b = 0; b < BATCHES; b++) {
-        ep_test_batch_init(&batches[b], &reference, "shared", 0, 1 + 50 * b, 2, b, NULL, 0);
-    }
-    ref_layer_free(&reference);
-    ref_checkpoint_close(&checkpoint);
-}
-
-/* A series of a node's metrics; 0 while it is not there. */
 static double metric(uint32_t node, const char *series)
 {
-    char *body = NULL;
-    int status = ep_test_http_get(cluster.nodes[node].probe_url, "/metrics", &body);
-    EP_TEST_CHECK(status == 200, "/metrics of node%u says %d", node, status);
-    const char *at = strstr(body, series);
-    double value = at != NULL ? strtod(at + strlen(series), NULL) : 0;
-    free(body);
-    return value;
+    return ep_test_metric(&cluster.nodes[node], series);
 }
 
 static double shm_bytes(uint32_t node)
 {
-    return metric(node, "expertd_lane_received_bytes_total{lane=\"shm\"} ");
+    return metric(node, "expertd_lane_received_bytes_total{lane=\"shm\"}");
 }
 
 static double shm_connections(uint32_t node)
 {
-    return metric(node, "expertd_lane_connections{lane=\"shm\"} ");
+    return metric(node, "expertd_lane_connections{lane=\"shm\"}");
 }
 
 static void call_all(ep_client *client)
@@ -104,13 +83,13 @@ static void calls_run_over_shared_memory(void)
         wait_connections(n, GATEWAY_AND_CLIENT);
     }
     double shm_before = shm_bytes(0) + shm_bytes(1);
-    double stream_before = metric(0, "expertd_lane_received_bytes_total{lane=\"stream\"} ") +
-                           metric(1, "expertd_lane_received_bytes_total{lane=\"stream\"} ");
+    double stream_before = metric(0, "expertd_lane_received_bytes_total{lane=\"stream\"}") +
+                           metric(1, "expertd_lane_received_bytes_total{lane=\"stream\"}");
     call_all(client);
     const double rows = ROWS_BYTES;
     double shm_moved = shm_bytes(0) + shm_bytes(1) - shm_before;
-    double stream_moved = metric(0, "expertd_lane_received_bytes_total{lane=\"stream\"} ") +
-                          metric(1, "expertd_lane_received_bytes_total{lane=\"stream\"} ") -
+    double stream_moved = metric(0, "expertd_lane_received_bytes_total{lane=\"stream\"}") +
+                          metric(1, "expertd_lane_received_bytes_total{lane=\"stream\"}") -
                           stream_before;
     EP_TEST_CHECK(shm_moved >= rows, "%.0f bytes went over shared memory, expected %.0f", shm_moved,
                   rows);
@@ -226,7 +205,7 @@ static void callers_beyond_the_memory_use_the_network(const ep_test_model *model
     for (uint32_t n = 0; n < NODES; n++) {
         uint64_t until_ns = ep_clock_now_ns() + EP_TEST_PATIENCE_MS * EP_NS_PER_MS;
         /* one for each of the client's connections */
-        while (metric(n, "\nexpertd_shm_refused_total ") < 2) {
+        while (metric(n, "expertd_shm_refused_total") < 2) {
             EP_TEST_CHECK(ep_clock_now_ns() < until_ns, "node%u refused nobody", n);
             pause_ms(2);
         }
@@ -235,10 +214,10 @@ static void callers_beyond_the_memory_use_the_network(const ep_test_model *model
     call_all(client);
     for (uint32_t n = 0; n < NODES; n++) {
         EP_TEST_CHECK(shm_connections(n) == GATEWAY, "node%u let somebody in", n);
-        EP_TEST_CHECK(metric(n, "\nexpertd_shm_memory_bytes ") ==
+        EP_TEST_CHECK(metric(n, "expertd_shm_memory_bytes") ==
                           (double)(GATEWAY * ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN)),
                       "node%u has %.0f bytes of shared memory", n,
-                      metric(n, "\nexpertd_shm_memory_bytes "));
+                      metric(n, "expertd_shm_memory_bytes"));
     }
     EP_TEST_CHECK(shm_bytes(0) + shm_bytes(1) < before + ROWS_BYTES / 4,
                   "the calls went over shared memory");
@@ -257,7 +236,7 @@ int main(void)
     config.top_k = 2;
     ep_test_dir_new(dir);
     ep_test_checkpoint_new(&config, path);
-    make_batches(path);
+    ep_test_batches_init(batches, BATCHES, path, "shared", 1, 50, 2, 0);
     const ep_test_model model = {"shared", path};
     const char *args[] = {"--shm=on", "--shm-dir", dir, NULL};
     const ep_test_cluster_options options = {

@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "ref_checkpoint.h"
 #include "support/cluster.h"
 #include "support/load.h"
 
@@ -21,17 +20,9 @@ enum { TOKENS = 256, CALLS_IN_FLIGHT = 16, TOP_K = 2, BATCHES = 4, RSS_GROWTH_KI
 static ep_test_cluster cluster;
 static ep_test_batch batches[BATCHES]; /* of TOKENS tokens; the last one of 1 */
 
-/* series with the space behind it; -1: not there. */
 static double metric(const char *series)
 {
-    char *body = NULL, line[128];
-    snprintf(line, sizeof(line), "\n%s", series);
-    EP_TEST_CHECK(ep_test_http_get(cluster.nodes[0].probe_url, "/metrics", &body) == 200,
-                  "no metrics");
-    const char *at = strstr(body, line);
-    double value = at != NULL ? strtod(at + strlen(line), NULL) : -1;
-    free(body);
-    return value;
+    return ep_test_metric(&cluster.nodes[0], series);
 }
 
 static long rss_kib(void)
@@ -52,20 +43,6 @@ static long rss_kib(void)
     return kib;
 }
 
-static void make_batches(const char *path)
-{
-    struct ref_checkpoint checkpoint;
-    struct ref_layer reference;
-    ref_checkpoint_open(path, &checkpoint);
-    ref_layer_load(&checkpoint, 0, &reference);
-    for (uint32_t b = 0; b < BATCHES; b++) {
-        ep_test_batch_init(&batches[b], &reference, "demo", 0, b + 1 < BATCHES ? TOKENS : 1, TOP_K,
-                           7 + b, NULL, 0);
-    }
-    ref_layer_free(&reference);
-    ref_checkpoint_close(&checkpoint);
-}
-
 /* 16 calls of 256 tokens in flight all the time; the load compares every bit. */
 static void overload(ep_client *client)
 {
@@ -82,10 +59,10 @@ static void overload(ep_client *client)
     ep_test_load_wait_succeeded(load, 2 * ROUND);
     long after_kib = rss_kib();
     ep_test_load_stop(load, &counts);
-    double spilled = metric("expertd_admission_spilled_total ");
+    double spilled = metric("expertd_admission_spilled_total");
     EP_TEST_CHECK(spilled > 0, "nothing was spilled: %g", spilled);
-    EP_TEST_CHECK(metric("expertd_admission_refused_total ") == 0, "calls were refused");
-    EP_TEST_CHECK(metric("expertd_tokens_in_flight ") == 0 && metric("expertd_spill_bytes ") == 0,
+    EP_TEST_CHECK(metric("expertd_admission_refused_total") == 0, "calls were refused");
+    EP_TEST_CHECK(metric("expertd_tokens_in_flight") == 0 && metric("expertd_spill_bytes") == 0,
                   "budgets were not given back");
     EP_TEST_CHECK(ep_test_sanitized || after_kib - before_kib < RSS_GROWTH_KIB,
                   "memory grew from %ld to %ld KiB", before_kib, after_kib);
@@ -128,8 +105,8 @@ static void step_group(ep_client *client)
     double works = 0, jobs = 1;
     for (uint64_t step = 1; step <= 20 && works != 2 * jobs; step++) {
         rank ranks[2];
-        works = metric("expertd_job_works_total{class=\"decode\"} ");
-        jobs = metric("expertd_jobs_total{class=\"decode\"} ");
+        works = metric("expertd_job_works_total{class=\"decode\"}");
+        jobs = metric("expertd_jobs_total{class=\"decode\"}");
         for (int i = 0; i < 2; i++) {
             ranks[i] = (rank){.client = client, .step = step};
             EP_TEST_CHECK(pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]) == 0,
@@ -138,8 +115,8 @@ static void step_group(ep_client *client)
         for (int i = 0; i < 2; i++) {
             pthread_join(ranks[i].thread, NULL);
         }
-        works = metric("expertd_job_works_total{class=\"decode\"} ") - works;
-        jobs = metric("expertd_jobs_total{class=\"decode\"} ") - jobs;
+        works = metric("expertd_job_works_total{class=\"decode\"}") - works;
+        jobs = metric("expertd_jobs_total{class=\"decode\"}") - jobs;
         EP_TEST_CHECK(works == 2 * TOP_K, "%g works of two ranks", works);
     }
     EP_TEST_CHECK(jobs == TOP_K, "the ranks of a step never rode together: %g jobs", jobs);
@@ -154,13 +131,13 @@ static void tenants(ep_client *client)
         rank caller = {.client = client, .tenant = names[i]};
         run_rank(&caller);
     }
-    EP_TEST_CHECK(metric("expertd_tenant_tokens_total{tenant=\"good\"} ") == 1,
+    EP_TEST_CHECK(metric("expertd_tenant_tokens_total{tenant=\"good\"}") == 1,
                   "good is not counted");
-    EP_TEST_CHECK(metric("expertd_tenant_tokens_total{tenant=\"other\"} ") == 2,
+    EP_TEST_CHECK(metric("expertd_tenant_tokens_total{tenant=\"other\"}") == 2,
                   "others are not counted together");
-    EP_TEST_CHECK(metric("expertd_tenant_tokens_total{tenant=\"none\"} ") > 3 * ROUND,
+    EP_TEST_CHECK(metric("expertd_tenant_tokens_total{tenant=\"none\"}") > 3 * ROUND,
                   "nobody is not counted");
-    EP_TEST_CHECK(metric("expertd_tenant_tokens_in_flight{tenant=\"good\"} ") == 0,
+    EP_TEST_CHECK(metric("expertd_tenant_tokens_in_flight{tenant=\"good\"}") == 0,
                   "good's tokens stay");
 }
 
@@ -174,7 +151,8 @@ int main(void)
     config.hidden = 256;
     config.inner = 512; /* so much work that tokens wait */
     ep_test_checkpoint_new(&config, path);
-    make_batches(path);
+    ep_test_batches_init(batches, BATCHES - 1, path, "demo", TOKENS, 0, TOP_K, 7);
+    ep_test_batches_init(&batches[BATCHES - 1], 1, path, "demo", 1, 0, TOP_K, 6 + BATCHES);
     const ep_test_model model = {.name = "demo", .path = path};
     ep_test_cluster_start(&cluster, &(ep_test_cluster_options){.nodes_count = 1,
                                                                .models = &model,

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref_checkpoint.h"
 #include "support/cluster.h"
 #include "support/load.h"
 
@@ -111,12 +110,8 @@ int main(void)
     ep_fixture_config config = ep_fixture_default();
     ep_test_batch batch;
     ep_test_cluster cluster;
-    struct ref_checkpoint checkpoint;
-    struct ref_layer reference;
     ep_test_checkpoint_new(&config, model_path);
-    ref_checkpoint_open(model_path, &checkpoint);
-    ref_layer_load(&checkpoint, 0, &reference);
-    ep_test_batch_init(&batch, &reference, "demo", 0, TOKENS, TOP_K, 3, NULL, 0);
+    ep_test_batches_init(&batch, 1, model_path, "demo", TOKENS, 0, TOP_K, 3);
     const ep_test_model model = {"demo", model_path};
     ep_test_cluster_start(&cluster, &(ep_test_cluster_options){
                                         .nodes_count = NODES, .models = &model, .models_count = 1});
@@ -127,8 +122,6 @@ int main(void)
     ep_client_destroy(client);
     ep_test_cluster_stop(&cluster);
     ep_test_batch_fini(&batch);
-    ref_layer_free(&reference);
-    ref_checkpoint_close(&checkpoint);
     ep_test_dir_remove(model_path);
     return 0;
 }

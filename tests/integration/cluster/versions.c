@@ -24,17 +24,9 @@ static ep_test_batch batches[BATCHES];
 
 static void make_model(void)
 {
-    static struct ref_checkpoint checkpoint;
-    struct ref_layer reference;
     ep_fixture_config config = ep_fixture_default();
     ep_test_checkpoint_new(&config, model_path);
-    ref_checkpoint_open(model_path, &checkpoint);
-    ref_layer_load(&checkpoint, 0, &reference);
-    for (uint32_t b = 0; b < BATCHES; b++) {
-        ep_test_batch_init(&batches[b], &reference, "demo", 0, TOKENS, 2, b, NULL, 0);
-    }
-    ref_layer_free(&reference);
-    ref_checkpoint_close(&checkpoint);
+    ep_test_batches_init(batches, BATCHES, model_path, "demo", TOKENS, 0, 2, 0);
 }
 
 /* ---- what a Hello says and gets ---- */

@@ -94,33 +94,16 @@ ep_cli_gateway *gateway_open(gateway_fixture *f)
 
 /* ---- metrics ---- */
 
-static double read_metric(const char *probe_url, const char *name)
-{
-    char *body = NULL;
-    double value = -1;
-    EP_TEST_CHECK(ep_test_http_get(probe_url, "/metrics", &body) == 200, "no metrics");
-    for (char *line = body; line != NULL && *line != 0;) {
-        size_t bytes = strlen(name);
-        if (strncmp(line, name, bytes) == 0 && line[bytes] == ' ') {
-            value = strtod(line + bytes, NULL);
-        }
-        line = strchr(line, '\n');
-        line = line != NULL ? line + 1 : NULL;
-    }
-    free(body);
-    return value;
-}
-
 double gateway_metric(gateway_fixture *f, const char *name)
 {
-    return read_metric(f->cluster.coordinator.probe_url, name);
+    return ep_test_metric(&f->cluster.coordinator, name);
 }
 
 double gateway_nodes_metric(gateway_fixture *f, const char *name)
 {
     double sum = 0;
     for (uint32_t i = 0; i < GATEWAY_NODES; i++) {
-        sum += read_metric(f->cluster.nodes[i].probe_url, name);
+        sum += ep_test_metric(&f->cluster.nodes[i], name);
     }
     return sum;
 }

@@ -13,7 +13,6 @@
 #include "base/check.h"
 #include "hostile_groups.h"
 #include "hostile_peer.h"
-#include "ref_checkpoint.h"
 #include "support/cluster.h"
 
 enum {
@@ -156,19 +155,6 @@ static void run_noisy(ep_test_cluster *cluster, const hostile_door *doors)
     }
 }
 
-static void make_batches(const char *path, ep_test_batch batches[BATCHES])
-{
-    static struct ref_checkpoint checkpoint;
-    struct ref_layer reference;
-    ref_checkpoint_open(path, &checkpoint);
-    ref_layer_load(&checkpoint, 0, &reference);
-    for (uint32_t b = 0; b < BATCHES; b++) {
-        ep_test_batch_init(&batches[b], &reference, "demo", 0, 1 + 7 * b, 2, b, NULL, 0);
-    }
-    ref_layer_free(&reference);
-    ref_checkpoint_close(&checkpoint);
-}
-
 static void raise_descriptor_limit(void)
 {
     struct rlimit limit;
@@ -238,7 +224,7 @@ int main(void)
     ep_test_cluster cluster;
     raise_descriptor_limit();
     ep_test_checkpoint_new(&config, model_path);
-    make_batches(model_path, batches);
+    ep_test_batches_init(batches, BATCHES, model_path, "demo", 1, 7, 2, 0);
     const ep_test_model model = {"demo", model_path};
     /* Threads are counted from the start: LTTng's come when it pleases. */
     static const char *const no_tracing[] = {"--tracing=off", NULL};

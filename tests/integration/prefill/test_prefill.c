@@ -89,20 +89,6 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* What a node says at /metrics; ends the test when it does not. */
-static double node_gauge(const ep_test_process *node, const char *name)
-{
-    char *metrics = NULL;
-    char line[96];
-    snprintf(line, sizeof(line), "\n%s ", name);
-    EP_TEST_CHECK(ep_test_http_get(node->probe_url, "/metrics", &metrics) == 200, "no metrics");
-    const char *at = strstr(metrics, line);
-    EP_TEST_CHECK(at != NULL, "no %s: %s", name, metrics);
-    double value = strtod(at + strlen(line), NULL);
-    free(metrics);
-    return value;
-}
-
 int main(void)
 {
     static struct ref_checkpoint checkpoint;
@@ -161,10 +147,10 @@ int main(void)
     printf("%d callers, %d calls each: the oracle's bits; peak of buffers %llu bytes\n", CALLERS,
            CALLS + 1, (unsigned long long)after.buffer_bytes_peak);
     for (uint32_t n = 0; n < NODES; n++) {
-        double peak = node_gauge(&cluster.nodes[n], "expertd_buffer_bytes_peak");
-        double lent = node_gauge(&cluster.nodes[n], "expertd_buffer_bytes");
-        EP_TEST_CHECK(peak > lent && peak <= (64u << 20), "node %u: peak %.0f, %.0f lent", n, peak,
-                      lent);
+        double peak = ep_test_metric(&cluster.nodes[n], "expertd_buffer_bytes_peak");
+        double lent = ep_test_metric(&cluster.nodes[n], "expertd_buffer_bytes");
+        EP_TEST_CHECK(lent >= 0 && peak > lent && peak <= (64u << 20),
+                      "node %u: peak %.0f, %.0f lent", n, peak, lent);
     }
     ep_client_destroy(client);
     ep_test_cluster_stop(&cluster);

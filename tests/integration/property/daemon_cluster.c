@@ -162,13 +162,8 @@ bool daemon_cluster_destroy(daemon_cluster *cluster)
 
 double daemon_cluster_shm_bytes(const daemon_cluster *cluster)
 {
-    static const char series[] = "\nexpertd_lane_received_bytes_total{lane=\"shm\"} ";
-    char *body = NULL;
-    ep_test_http_get(cluster->nodes[DAEMONS - 1].probe_url, "/metrics", &body);
-    const char *at = strstr(body, series);
-    double bytes = at != NULL ? strtod(at + strlen(series), NULL) : 0;
-    free(body);
-    return bytes;
+    return ep_test_metric(&cluster->nodes[DAEMONS - 1],
+                          "expertd_lane_received_bytes_total{lane=\"shm\"}");
 }
 
 const test_client *daemon_cluster_client(const daemon_cluster *cluster, uint32_t choice)

@@ -164,14 +164,8 @@ static void call_from_many(void)
 /* A metric's value; aborts the test when it is not there. */
 static double metric(const char *name)
 {
-    char *text = NULL;
-    cr_assert_eq(ep_test_http_get(node.probe_url, "/metrics", &text), 200);
-    char line[160];
-    snprintf(line, sizeof(line), "\n%s", name);
-    const char *at = strstr(text, line);
-    cr_assert_not_null(at, "no %s in:\n%s", name, text);
-    const double value = strtod(at + strlen(line), NULL);
-    free(text);
+    const double value = ep_test_metric(&node, name);
+    cr_assert_geq(value, 0, "no %s", name);
     return value;
 }
 
@@ -182,12 +176,12 @@ static void expect_right_bits(uint32_t experts)
     cr_expect_eq(atomic_load(&failed), 0);
     cr_expect_eq(atomic_load(&wrong), 0);
     cr_expect_eq(atomic_load(&served), CALLERS * calls_each);
-    cr_expect_gt(metric("expertd_expert_uses_total{result=\"hit\"} "), 0);
-    cr_expect_gt(metric("expertd_expert_uses_total{result=\"miss\"} "), 0);
-    cr_expect_gt(metric("expertd_expert_evictions_total "), 0);
-    cr_expect_leq(metric("expertd_weights_bytes "), experts * EXPERT_BYTES);
-    cr_expect_eq(metric("expertd_experts_owned "), LAYERS * EXPERTS);
-    cr_expect_eq(metric("expertd_expert_waits "), 0);
+    cr_expect_gt(metric("expertd_expert_uses_total{result=\"hit\"}"), 0);
+    cr_expect_gt(metric("expertd_expert_uses_total{result=\"miss\"}"), 0);
+    cr_expect_gt(metric("expertd_expert_evictions_total"), 0);
+    cr_expect_leq(metric("expertd_weights_bytes"), experts * EXPERT_BYTES);
+    cr_expect_eq(metric("expertd_experts_owned"), LAYERS * EXPERTS);
+    cr_expect_eq(metric("expertd_expert_waits"), 0);
     cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
 }
 
@@ -256,7 +250,7 @@ Test(store, a_truncated_file_takes_down_its_own_experts_only)
     cr_expect_gt(bad, 0);
     cr_expect_gt(good, 0);
     cr_expect_eq(good + bad, 2 * EXPERTS);
-    cr_expect_eq(metric("expertd_experts_failed "), bad / 2);
+    cr_expect_eq(metric("expertd_experts_failed"), bad / 2);
     ep_test_peer_close(&peer);
     cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
 }
@@ -308,7 +302,7 @@ Test(store, of_a_file_that_lost_its_end_the_rest_is_served)
     }
     cr_expect_gt(good, LAYERS * EXPERTS / 2);
     cr_expect_gt(bad, 0);
-    cr_expect_eq(metric("expertd_experts_failed "), bad);
+    cr_expect_eq(metric("expertd_experts_failed"), bad);
     ep_test_peer_close(&peer);
     cr_expect_eq(ep_test_process_stop(&node, SIGTERM, WAIT_MS), 0);
     char *output = ep_test_process_output(&node);
@@ -344,9 +338,9 @@ static void damage_file(const char *cache, uint32_t n)
     cr_assert_eq(system(command), 0);
 }
 
-#define READ_METRIC "expertd_weight_cache_files_total{op=\"read\"} "
-#define WRITTEN_METRIC "expertd_weight_cache_files_total{op=\"written\"} "
-#define DROPPED_METRIC "expertd_weight_cache_files_total{op=\"dropped\"} "
+#define READ_METRIC "expertd_weight_cache_files_total{op=\"read\"}"
+#define WRITTEN_METRIC "expertd_weight_cache_files_total{op=\"written\"}"
+#define DROPPED_METRIC "expertd_weight_cache_files_total{op=\"dropped\"}"
 
 Test(store, a_restart_reads_packed_experts_and_packs_damaged_ones_anew)
 {
