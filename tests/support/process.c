@@ -3,6 +3,7 @@
 #include "support/process.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -441,4 +442,29 @@ double ep_test_metric(const ep_test_process *process, const char *series)
     const double value = at != NULL ? strtod(at + strlen(line), NULL) : -1;
     free(body);
     return value;
+}
+
+static long number_after(const char *text, const char *key)
+{
+    const char *at = text != NULL ? strstr(text, key) : NULL;
+    return at != NULL ? strtol(at + strlen(key), NULL, 10) : -1;
+}
+
+ep_test_usage ep_test_process_usage(pid_t pid)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+    char *text = ep_test_read_file(path);
+    ep_test_usage usage = {number_after(text, "VmRSS:"), number_after(text, "Threads:"), -1};
+    free(text);
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(path);
+    if (dir != NULL) {
+        usage.descriptors = 0;
+        for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
+            usage.descriptors += entry->d_name[0] != '.';
+        }
+        closedir(dir);
+    }
+    return usage;
 }

@@ -75,6 +75,13 @@ ep_test_process_run_line(const char *dir, const char *program, const char *const
 /* GET of url ("http://127.0.0.1:port") + path: status code, or -1. *out_body (may be NULL) is
  * malloc'ed. */
 int ep_test_http_get(const char *url, const char *path, char **out_body);
+/* What a running process has; -1: /proc does not tell. */
+typedef struct ep_test_usage {
+    long rss_kib;
+    long threads;
+    long descriptors;
+} ep_test_usage;
+ep_test_usage ep_test_process_usage(pid_t pid);
 /* The value of a series of /metrics, named with its labels; -1 when it is not there. */
 double ep_test_metric(const ep_test_process *process, const char *series);
 /* A connected TCP socket to the host and port of "scheme://127.0.0.1:port", or -1. */

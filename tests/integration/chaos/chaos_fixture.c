@@ -2,7 +2,6 @@
 /* The cluster behind its proxies, and the calls that go on in it. */
 #include "chaos_fixture.h"
 
-#include <dirent.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -163,33 +162,6 @@ static const ep_test_process *process_of(const chaos_fixture *f, uint32_t index)
     return index < FAULT_NODES ? &f->faults.cluster.nodes[index] : &f->faults.cluster.coordinator;
 }
 
-static long proc_number(const char *text, const char *key)
-{
-    const char *at = strstr(text, key);
-    EP_TEST_CHECK(at != NULL, "/proc has no %s", key);
-    return strtol(at + strlen(key), NULL, 10);
-}
-
-static chaos_usage read_usage(const ep_test_process *process)
-{
-    char path[64];
-    chaos_usage usage;
-    snprintf(path, sizeof(path), "/proc/%d/status", (int)process->pid);
-    char *text = ep_test_read_file(path);
-    EP_TEST_CHECK(text != NULL, "no memory");
-    usage = (chaos_usage){.rss_kib = proc_number(text, "VmRSS:"),
-                          .threads = proc_number(text, "Threads:")};
-    free(text);
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)process->pid);
-    DIR *dir = opendir(path);
-    EP_TEST_CHECK(dir != NULL, "%s", path);
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
-        usage.descriptors += entry->d_name[0] != '.';
-    }
-    closedir(dir);
-    return usage;
-}
-
 void chaos_expect_well(chaos_fixture *f)
 {
     const chaos_allowed nothing = {false, false, false};
@@ -215,15 +187,15 @@ double chaos_held_by(const chaos_fixture *f, uint32_t index)
     return sum;
 }
 
-static bool is_settled(const chaos_fixture *f, uint32_t index, chaos_usage *out_usage)
+static bool is_settled(const chaos_fixture *f, uint32_t index, ep_test_usage *out_usage)
 {
-    *out_usage = read_usage(process_of(f, index));
+    *out_usage = ep_test_process_usage(process_of(f, index)->pid);
     return out_usage->descriptors <= f->start[index].descriptors &&
            out_usage->threads <= f->start[index].threads &&
            (index == CHAOS_COORDINATOR || chaos_held_by(f, index) == 0);
 }
 
-void chaos_settle(chaos_fixture *f, chaos_usage out_usage[CHAOS_PROXIES])
+void chaos_settle(chaos_fixture *f, ep_test_usage out_usage[CHAOS_PROXIES])
 {
     for (uint32_t i = 0; i < CHAOS_PROXIES; i++) {
         for (int look = 0; !is_settled(f, i, &out_usage[i]); look++) {
@@ -281,7 +253,7 @@ void chaos_fixture_init(chaos_fixture *f)
     f->faults.cluster.options.advertise_urls = NULL; /* ours goes; nodes are not started again */
     chaos_expect_well(f);
     for (uint32_t i = 0; i < CHAOS_PROXIES; i++) {
-        f->start[i] = read_usage(process_of(f, i));
+        f->start[i] = ep_test_process_usage(process_of(f, i)->pid);
     }
 }
 

@@ -17,16 +17,10 @@ enum {
     CHAOS_LOAD = 44, /* of them in flight all the time */
 };
 
-typedef struct chaos_usage {
-    long rss_kib;
-    long threads;
-    long descriptors;
-} chaos_usage;
-
 typedef struct chaos_fixture {
     fault_fixture faults; /* its client goes through the proxies */
     ep_chaos_proxy *proxies[CHAOS_PROXIES];
-    chaos_usage start[CHAOS_PROXIES];
+    ep_test_usage start[CHAOS_PROXIES];
     uint64_t seed;
 } chaos_fixture;
 
@@ -72,6 +66,6 @@ void chaos_expect_well(chaos_fixture *f);
 double chaos_held_by(const chaos_fixture *f, uint32_t index);
 /* Descriptors and threads of all four are back where they began, nodes hold nothing for calls;
  * their usage. */
-void chaos_settle(chaos_fixture *f, chaos_usage out_usage[CHAOS_PROXIES]);
+void chaos_settle(chaos_fixture *f, ep_test_usage out_usage[CHAOS_PROXIES]);
 
 #endif

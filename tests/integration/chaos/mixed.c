@@ -105,8 +105,8 @@ static void run_round(chaos_fixture *f, bool first, chaos_counts *sum)
 
 static int run_until_flat(chaos_fixture *f, chaos_counts *sum)
 {
-    chaos_usage flat_since[CHAOS_PROXIES] = {{.rss_kib = 0}};
-    chaos_usage now[CHAOS_PROXIES];
+    ep_test_usage flat_since[CHAOS_PROXIES] = {{.rss_kib = 0}};
+    ep_test_usage now[CHAOS_PROXIES];
     int flat_wanted = chaos_is_long() ? FLAT_ROUNDS_LONG : FLAT_ROUNDS;
     int rounds = 0;
     for (int flat = 0; flat < flat_wanted; flat++) {

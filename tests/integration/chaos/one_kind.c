@@ -141,7 +141,7 @@ static void run_phase(chaos_fixture *f, const phase *p)
 int main(void)
 {
     static chaos_fixture f;
-    chaos_usage usage[CHAOS_PROXIES];
+    ep_test_usage usage[CHAOS_PROXIES];
     setvbuf(stdout, NULL, _IOLBF, 0);
     chaos_fixture_init(&f);
     do {

@@ -25,24 +25,6 @@ static double metric(const char *series)
     return ep_test_metric(&cluster.nodes[0], series);
 }
 
-static long rss_kib(void)
-{
-    char path[64], line[256];
-    long kib = -1;
-    snprintf(path, sizeof(path), "/proc/%d/status", (int)cluster.nodes[0].pid);
-    FILE *file = fopen(path, "r");
-    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
-        if (sscanf(line, "VmRSS: %ld", &kib) == 1) {
-            break;
-        }
-    }
-    if (file != NULL) {
-        fclose(file);
-    }
-    EP_TEST_CHECK(kib > 0, "no memory figure in %s", path);
-    return kib;
-}
-
 /* 16 calls of 256 tokens in flight all the time; the load compares every bit. */
 static void overload(ep_client *client)
 {
@@ -55,9 +37,9 @@ static void overload(ep_client *client)
                                                   .deadline_us = 60000000,
                                                   .mode = EP_MOE_PREFILL});
     ep_test_load_wait_succeeded(load, ROUND);
-    long before_kib = rss_kib();
+    long before_kib = ep_test_process_usage(cluster.nodes[0].pid).rss_kib;
     ep_test_load_wait_succeeded(load, 2 * ROUND);
-    long after_kib = rss_kib();
+    long after_kib = ep_test_process_usage(cluster.nodes[0].pid).rss_kib;
     ep_test_load_stop(load, &counts);
     double spilled = metric("expertd_admission_spilled_total");
     EP_TEST_CHECK(spilled > 0, "nothing was spilled: %g", spilled);

@@ -206,19 +206,15 @@ Test(expertd, serves_exact_rows_shows_itself_and_drains)
 static void begin_in_work(ep_test_peer *peer, ep_test_forward *f, ep_test_pending *pending)
 {
     ep_error e;
-    char *metrics = NULL;
     f->step_group = 1;
     ASSERT_OK(ep_test_forward_begin(peer, f, NULL, pending, &e), e);
     do {
-        free(metrics);
         if (ep_test_forward_is_done(pending)) {
             ASSERT_OK(ep_test_forward_wait(pending, &e), e);
             f->step_group++; /* a group that has had its window holds nothing any more */
             ASSERT_OK(ep_test_forward_begin(peer, f, NULL, pending, &e), e);
         }
-        cr_assert_eq(ep_test_http_get(node.probe_url, "/metrics", &metrics), 200);
-    } while (strstr(metrics, "expertd_requests_in_flight 1\n") == NULL);
-    free(metrics);
+    } while (ep_test_metric(&node, "expertd_requests_in_flight") != 1);
 }
 
 Test(expertd, a_stopping_node_finishes_its_calls_and_is_no_longer_ready)
@@ -631,19 +627,6 @@ Test(expertd, hangup_checks_first_and_reports_what_needs_a_restart)
     expect_output("event=node-drain signal=SIGTERM drain_ms=7000");
 }
 
-static long resident_kib(pid_t pid)
-{
-    char path[64];
-    long kib = 0;
-    snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
-    char *text = ep_test_read_file(path);
-    const char *line = strstr(text, "VmRSS:");
-    cr_assert_not_null(line);
-    sscanf(line, "VmRSS: %ld", &kib);
-    free(text);
-    return kib;
-}
-
 /* Sends bytes to a port and waits until the other side has ended the connection or answered. */
 static void throw_bytes(const char *url, const void *bytes, size_t count)
 {
@@ -690,14 +673,15 @@ Test(expertd, rubbish_on_both_ports_is_refused_and_others_are_served)
     throw_everything(node.rpc_url, 1);
     throw_everything(node.probe_url, 2);
     expect_exact(&peer, "demo", model_path);
-    long before_kib = resident_kib(node.pid);
+    long before_kib = ep_test_process_usage(node.pid).rss_kib;
     for (uint64_t i = 0; i < 4; i++) {
         throw_everything(node.rpc_url, 10 + i);
         throw_everything(node.probe_url, 20 + i);
         expect_exact(&peer, "demo", model_path);
     }
 #if !defined(__SANITIZE_ADDRESS__) /* freed memory stays in quarantine there */
-    cr_expect_lt(resident_kib(node.pid) - before_kib, 4096, "memory grows with rubbish");
+    cr_expect_lt(ep_test_process_usage(node.pid).rss_kib - before_kib, 4096,
+                 "memory grows with rubbish");
 #else
     (void)before_kib;
 #endif
@@ -867,13 +851,10 @@ Test(expertd, a_stopping_node_sends_the_replies_it_has_queued)
     f.reply_dtype = EP_DTYPE_F32;
     f.timeout_ms = WAIT_MS;
     ASSERT_OK(ep_test_forward_begin(&peer, &f, rows, &pending, &e), e);
-    char *metrics = NULL;
-    do { /* until the reply is queued */
-        free(metrics);
-        cr_assert_eq(ep_test_http_get(node.probe_url, "/metrics", &metrics), 200);
-    } while (strstr(metrics, "expertd_requests_total{result=\"OK\"} 1\n") == NULL ||
-             strstr(metrics, "expertd_requests_in_flight 0\n") == NULL);
-    free(metrics);
+    while (ep_test_metric(&node, "expertd_requests_total{result=\"OK\"}") != 1 ||
+           ep_test_metric(&node, "expertd_requests_in_flight") != 0) { /* until the reply is queued
+                                                                        */
+    }
     ep_test_process_signal(&node, SIGTERM);
     await_notice("STOPPING=1");
     /* It stays for as long as the reply waits; the time only gives a node that would leave the

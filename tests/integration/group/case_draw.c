@@ -153,6 +153,15 @@ bool case_is_approximate(const oracle_case *c)
     return c->constant > 0 && !c->linear;
 }
 
+void case_draw_unmasked(uint64_t *state, const oracle_case *c, int tokens, oracle_batch *out_batch)
+{
+    case_draw_batch(state, c, tokens, out_batch);
+    free(out_batch->mask_tokens);
+    free(out_batch->mask_slots);
+    out_batch->mask_tokens = NULL;
+    out_batch->mask_slots = NULL;
+}
+
 void case_free_batch(oracle_batch *batch)
 {
     free(batch->x);

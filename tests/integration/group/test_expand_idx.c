@@ -26,14 +26,10 @@ static bool failed;
 /* Every slot an expert's: each gets as many rows of a batch, where that goes. */
 static void draw_plain(uint64_t *state, const oracle_case *c, int tokens, oracle_batch *b)
 {
-    case_draw_batch(state, c, tokens, b);
+    case_draw_unmasked(state, c, tokens, b);
     for (int i = 0; i < tokens * c->top_k; i++) {
         b->ids[i] = (i / c->top_k + i % c->top_k * 5) % c->experts;
     }
-    free(b->mask_tokens);
-    free(b->mask_slots);
-    b->mask_tokens = NULL;
-    b->mask_slots = NULL;
 }
 
 /* ---- the same bits ---- */

@@ -123,11 +123,7 @@ static void draw(world *w, oracle_case *c, bool quantise)
                        .dtype = ORACLE_F32};
     for (int r = 0; r < RANKS; r++) {
         oracle_batch *b = &c->batch[r];
-        case_draw_batch(&state, c, TOKENS, b);
-        free(b->mask_tokens);
-        free(b->mask_slots);
-        b->mask_tokens = NULL;
-        b->mask_slots = NULL;
+        case_draw_unmasked(&state, c, TOKENS, b);
         for (int i = 0; i < TOKENS * HIDDEN; i++) {
             b->x[i] = (float)case_random(&state, -100, 100) / 8.0f;
         }

@@ -88,11 +88,7 @@ static bool play(void *arg, uint32_t rank, ep_group *group)
 /* A batch as a vendor's program has it: every id an expert, no mask. */
 static void draw_batch(uint64_t *state, const oracle_case *c, int tokens, oracle_batch *batch)
 {
-    case_draw_batch(state, c, tokens, batch);
-    free(batch->mask_tokens);
-    free(batch->mask_slots);
-    batch->mask_tokens = NULL;
-    batch->mask_slots = NULL;
+    case_draw_unmasked(state, c, tokens, batch);
     for (int t = 0; t < tokens; t++) {
         int first = case_random(state, 0, c->experts - 1);
         for (int k = 0; k < c->top_k; k++) {

@@ -123,11 +123,7 @@ static void draw_batches(uint64_t *state, oracle_case *c, int tokens, const int3
 {
     for (int r = 0; r < c->ranks; r++) {
         oracle_batch *b = &c->batch[r];
-        case_draw_batch(state, c, tokens, b);
-        free(b->mask_tokens);
-        free(b->mask_slots);
-        b->mask_tokens = NULL;
-        b->mask_slots = NULL;
+        case_draw_unmasked(state, c, tokens, b);
         for (int i = 0; i < tokens * K; i++) { /* special experts follow the case's own */
             b->ids[i] = ids == NULL         ? i
                         : ids[i] >= EXPERTS ? ids[i] - EXPERTS + c->experts

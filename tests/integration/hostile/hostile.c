@@ -4,7 +4,6 @@
  * another client's calls go on with the right bits all the time, and when the peers are gone so are
  * their connections, descriptors, threads and memory.
  */
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,57 +32,18 @@ enum {
  */
 enum { RSS_GROWTH_KIB_MAX = 1024, FLAT_ROUNDS = 60, ROUNDS_MAX = 600, SANITIZED_ROUNDS = STEP };
 
-typedef struct usage {
-    long rss_kib;
-    long threads;
-    long descriptors;
-} usage;
-
-static long proc_number(const char *text, const char *key)
-{
-    const char *at = strstr(text, key);
-    EP_TEST_CHECK(at != NULL, "/proc has no %s", key);
-    return strtol(at + strlen(key), NULL, 10);
-}
-
-static long count_descriptors(pid_t pid)
-{
-    char path[64];
-    long count = 0;
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-    DIR *dir = opendir(path);
-    EP_TEST_CHECK(dir != NULL, "%s", path);
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
-        count += entry->d_name[0] != '.';
-    }
-    closedir(dir);
-    return count;
-}
-
-static usage read_usage(const ep_test_process *process)
-{
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/status", (int)process->pid);
-    char *text = ep_test_read_file(path);
-    EP_TEST_CHECK(text != NULL, "no memory");
-    usage u = {proc_number(text, "VmRSS:"), proc_number(text, "Threads:"),
-               count_descriptors(process->pid)};
-    free(text);
-    return u;
-}
-
 /* Closing takes a moment after the peer saw the end; the other client's calls are the clock. */
-static usage settle(ep_test_cluster *cluster, const ep_test_process *process, ep_test_load *load,
-                    const usage *before)
+static ep_test_usage settle(ep_test_cluster *cluster, const ep_test_process *process,
+                            ep_test_load *load, const ep_test_usage *before)
 {
-    usage now = read_usage(process);
+    ep_test_usage now = ep_test_process_usage(process->pid);
     for (int i = 0; now.descriptors > before->descriptors || now.threads > before->threads; i++) {
         EP_TEST_CHECK(i < 20000, "%s: %ld descriptors and %ld threads became %ld and %ld",
                       process->output_path, before->descriptors, before->threads, now.descriptors,
                       now.threads);
         ep_test_load_wait_succeeded(load, 8);
         ep_test_cluster_expect_alive(cluster);
-        now = read_usage(process);
+        now = ep_test_process_usage(process->pid);
     }
     return now;
 }
@@ -165,11 +125,11 @@ static void raise_descriptor_limit(void)
 
 /* A part of every list in each round; all of them in STEP rounds. */
 static void run_until_flat(ep_test_cluster *cluster, hostile_door *doors, ep_test_load *load,
-                           const usage start[DAEMONS])
+                           const ep_test_usage start[DAEMONS])
 {
     const ep_test_process *daemons[DAEMONS] = {&cluster->nodes[0], &cluster->coordinator};
-    usage flat_since[DAEMONS] = {{.rss_kib = 0}};
-    usage now[DAEMONS];
+    ep_test_usage flat_since[DAEMONS] = {{.rss_kib = 0}};
+    ep_test_usage now[DAEMONS];
     int rounds = 0;
     int flat_rounds = 0;
     while (flat_rounds < (ep_test_sanitized ? SANITIZED_ROUNDS : FLAT_ROUNDS)) {
@@ -202,8 +162,8 @@ static void run_until_flat(ep_test_cluster *cluster, hostile_door *doors, ep_tes
 
 static void run_all(ep_test_cluster *cluster, ep_test_load *load)
 {
-    const usage start[DAEMONS] = {read_usage(&cluster->nodes[0]),
-                                  read_usage(&cluster->coordinator)};
+    const ep_test_usage start[DAEMONS] = {ep_test_process_usage(cluster->nodes[0].pid),
+                                          ep_test_process_usage(cluster->coordinator.pid)};
     hostile_door doors[DOORS] = {
         {"node rpc", cluster->nodes[0].rpc_url, false, false, load, 0, 1},
         {"coordinator rpc", cluster->coordinator.rpc_url, false, true, load, 0, 1},
