@@ -28,7 +28,7 @@
 #include "transport/transport.h"
 
 #ifndef PROPERTY_CASES
-#define PROPERTY_CASES 10080
+#define PROPERTY_CASES 5040
 #endif
 
 /* SHM_BYTES_MIN: more than the coordinator's Hello and pings, which go over shared memory too. */
