@@ -131,6 +131,18 @@ static void fill_lines(uint64_t *state, uint32_t rows, uint32_t groups, float *a
     }
 }
 
+/* Lines of a group of one chunk's rows. */
+static void fill_equal_lines(float value, uint32_t rows, float *a)
+{
+    float x[EP_MX_GROUP];
+    for (uint32_t i = 0; i < EP_MX_GROUP; i++) {
+        x[i] = value;
+    }
+    for (uint32_t r = 0; r < rows; r++) {
+        ep_ffn_w4a8_lay_group(x, EP_MX_GROUP, rows, r, a);
+    }
+}
+
 /* Any codes and parts. One group in four has scales of every kind, the others ordinary ones; one
  * factor in 32 is of any kind. */
 static void fill_panel(uint64_t *state, ep_weight_format format, uint32_t groups, uint8_t *panel)
@@ -167,7 +179,9 @@ static void fill_panel(uint64_t *state, ep_weight_format format, uint32_t groups
     }
 }
 
-static void expect_panels(uint64_t seed, ep_weight_format format, uint32_t rows, uint32_t k_count)
+/* code: 0..15, of all weights, and all inputs have one magnitude and sign; else any. */
+static void expect_panels(uint64_t seed, ep_weight_format format, uint32_t rows, uint32_t k_count,
+                          int code)
 {
     const uint32_t groups = ep_ffn_w4a8_groups(k_count);
     const size_t lines = ep_ffn_lines(EP_FFN_FAMILY_W4A8, k_count);
@@ -179,6 +193,10 @@ static void expect_panels(uint64_t seed, ep_weight_format format, uint32_t rows,
     const ep_ffn_kernel *kernel;
     fill_lines(&seed, rows, groups, a);
     fill_panel(&seed, format, groups, panel);
+    for (uint32_t g = 0; code >= 0 && g < groups; g++) {
+        memset(panel + g * ep_ffn_group_bytes(format), 17 * code, EP_FFN_W4A8_CODE_BYTES);
+        fill_equal_lines(g % 2 == 0 ? 1.0f : -1.0f, rows, a + (size_t)g * EP_FFN_W4A8_LINES * rows);
+    }
     ep_ffn_kernel_w4a8_generic.group_panel(format, a, rows, panel, k_count, NULL, want);
     for (size_t n = 0; (kernel = next_kernel(&n)) != NULL;) {
         for (int has_next = 0; has_next < 2; has_next++) {
@@ -202,14 +220,27 @@ Test(w4a8, panels_equal_the_plain_loops_for_all_codes_and_scales)
     for (size_t f = 0; f < EP_ARRAY_COUNT(formats); f++) {
         for (size_t k = 0; k < EP_ARRAY_COUNT(columns); k++) {
             for (uint32_t rows = 1; rows <= 19; rows++) {
-                expect_panels(seed++, formats[f], rows, columns[k]);
+                expect_panels(seed++, formats[f], rows, columns[k], -1);
             }
         }
         for (size_t r = 0; r < EP_ARRAY_COUNT(more_rows); r++) {
-            expect_panels(seed++, formats[f], more_rows[r], 97);
+            expect_panels(seed++, formats[f], more_rows[r], 97, -1);
         }
-        expect_panels(seed++, formats[f], 7, 4231); /* beyond two blocks */
-        expect_panels(seed++, formats[f], 13, 2080);
+        expect_panels(seed++, formats[f], 7, 4231, -1); /* beyond two blocks */
+        expect_panels(seed++, formats[f], 13, 2080, -1);
+    }
+}
+
+/* The greatest sums, of either sign: kernels that sum in 16 bits have room for them. */
+Test(w4a8, sums_of_equal_codes_and_inputs_are_exact)
+{
+    uint64_t seed = 1000;
+    for (size_t f = 0; f < EP_ARRAY_COUNT(formats); f++) {
+        for (int code = 0; code < 16; code++) {
+            for (uint32_t rows = 1; rows <= EP_FFN_CHUNK_ROWS; rows++) {
+                expect_panels(seed++, formats[f], rows, 128, code);
+            }
+        }
     }
 }
 
