@@ -102,9 +102,9 @@ class Bench:
     def why_not(self, name):
         """Why an engine is not measured; None: it is."""
         gone = [self.gone[part] for part in ENGINES[name] if part in self.gone]
-        dense = LOADING.get(self.dense_of(name), 2) * self.model.dense_weights
-        alone = name == "transformers alone"
-        experts = (2 if self.dense == "bfloat16" else 4) * self.model.expert_weights if alone else self.model.expert_bytes
+        alone, wide = name == "transformers alone", 2 if self.dense == "bfloat16" else 4
+        dense = (wide if alone else LOADING.get(self.dense_of(name), 2)) * self.model.dense_weights
+        experts = wide * self.model.expert_weights if alone else self.model.expert_bytes
         need = PROGRAMS + dense + experts + (8 * self.model.expert_weights // self.model.layers if alone else 0)  # a layer while it is widened
         free = memory_available()
         if gone:
