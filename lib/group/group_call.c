@@ -104,7 +104,8 @@ static const char *name_of(int64_t value, const char *const *names, size_t count
     return value >= 0 && (uint64_t)value < count ? names[value] : "unknown";
 }
 
-void ep_group_call_field_text(uint32_t i, int64_t value, char *out, size_t bytes)
+/* The value as a user wrote it, "fullmesh_v2". */
+static void field_text(uint32_t i, int64_t value, char *out, size_t bytes)
 {
     static const char *const profiles[] = {"native", "a2", "a3"};
     static const char *const comms[] = {"unknown", "fullmesh", "fullmesh_v2", "hierarchy"};
@@ -236,7 +237,7 @@ static ep_err report(const ep_group_call *calls, const uint32_t *ranks, uint32_t
             continue;
         }
         char value[64];
-        ep_group_call_field_text(i, ep_group_call_field(&calls[c], i), value, sizeof(value));
+        field_text(i, ep_group_call_field(&calls[c], i), value, sizeof(value));
         text_add(&t, "%s%s at rank ", t.used == 0 ? "" : "; ", value);
         add_ranks(&t, calls, ranks, count, i, ep_group_call_field(&calls[c], i));
     }
@@ -318,8 +319,8 @@ ep_err ep_group_call_check_plan(const ep_group_call *planned, const ep_group_cal
         if (was != is) {
             char was_text[64];
             char is_text[64];
-            ep_group_call_field_text(i, was, was_text, sizeof(was_text));
-            ep_group_call_field_text(i, is, is_text, sizeof(is_text));
+            field_text(i, was, was_text, sizeof(was_text));
+            field_text(i, is, is_text, sizeof(is_text));
             return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
                                 "stale plan: %s is %s, the plan was prepared for %s; prepare again",
                                 fields[i].name, is_text, was_text);

@@ -101,9 +101,8 @@ typedef struct ep_group_call {
 
 /* Field i as plain number; i < EP_GROUP_CALL_TOLD. */
 int64_t ep_group_call_field(const ep_group_call *call, uint32_t i);
-/* The name a user knows, "quant_mode"; and the value as a user wrote it, "fullmesh_v2". */
+/* The name a user knows, "quant_mode". */
 const char *ep_group_call_field_name(uint32_t i);
-void ep_group_call_field_text(uint32_t i, int64_t value, char *out, size_t bytes);
 /* Text of an operator, "ep_moe_dispatch". */
 const char *ep_group_operator_name(int64_t operator);
 
