@@ -5,15 +5,8 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "support/check.h"
 #include "support/sim_lane.h"
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __func__, __LINE__, #condition);                        \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 #define FRAMES 50
 #define BYTES 200

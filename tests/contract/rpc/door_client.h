@@ -11,20 +11,11 @@
 #include <stdint.h>
 
 #include "rpc/rpc.h"
+#include "support/check.h"
 #include "wire/frame.h"
 
 #define SP_PROTOCOL_REQ 0x30
 #define SP_PROTOCOL_REP 0x31
-
-#define CHECK(condition, ...)                                                                      \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                        \
-            fprintf(stderr, __VA_ARGS__);                                                          \
-            fprintf(stderr, "\n");                                                                 \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
 
 typedef struct bytes {
     uint8_t *data; /* malloc'ed */

@@ -15,20 +15,11 @@
 #include <unistd.h>
 
 #include "rpc_fixture.h"
+#include "support/check.h"
 #include "transport/transport.h"
 
 #define PING_MS 100
 #define DEAD_COUNT 3
-
-#define CHECK(condition, ...)                                                                      \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                        \
-            fprintf(stderr, " " __VA_ARGS__);                                                      \
-            fprintf(stderr, "\n");                                                                 \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 typedef struct way {
     const char *name;

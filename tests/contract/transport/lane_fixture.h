@@ -11,17 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "support/check.h"
 #include "transport/transport.h"
-
-#define CHECK(condition, ...)                                                                      \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                        \
-            fprintf(stderr, " " __VA_ARGS__);                                                      \
-            fprintf(stderr, "\n");                                                                 \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
 
 #define WAIT_S 60 /* a wait that long means the event never comes */
 #define FRAME_BYTES_MAX ((size_t)4 << 20)

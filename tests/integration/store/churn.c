@@ -18,6 +18,7 @@
 #include "base/random.h"
 #include "expertd/weight_cache.h"
 #include "support/checkpoint_fixture.h"
+#include "support/check.h"
 #include "support/store_watch.h"
 
 #define LAYERS 6
@@ -33,14 +34,6 @@ static uint8_t digests[LAYERS][EXPERTS][EP_SHA256_BYTES];
 static atomic_int wrong, served, ended_without, not_owned;
 static atomic_bool ends;
 static int rounds = 150;
-
-#define MUST(condition)                                                                            \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 typedef struct request {
     pthread_mutex_t lock;
@@ -64,8 +57,8 @@ static void on_ready(ep_weight_wait *wait, ep_resident *resident, const ep_error
         check(resident, wait->layer_slot, wait->expert);
         ep_resident_release(resident);
     } else {
-        MUST(error->code == EP_ERR_UNAVAILABLE || error->code == EP_ERR_NOT_OWNER ||
-             error->code == EP_ERR_CANCELLED);
+        CHECK(error->code == EP_ERR_UNAVAILABLE || error->code == EP_ERR_NOT_OWNER ||
+              error->code == EP_ERR_CANCELLED);
         atomic_fetch_add(&ended_without, 1);
     }
     pthread_mutex_lock(&r->lock);
@@ -171,17 +164,17 @@ static void run(ep_timer_service *timers, ep_backend *const *backends, uint32_t 
                                            .timers = timers,
                                            .on_change = store_on_change};
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
-    MUST(ep_weight_store_create(&config, &store, &e) == EP_OK);
+    CHECK(ep_weight_store_create(&config, &store, &e) == EP_OK);
     for (uint32_t l = 0; l < LAYERS; l++) {
         ep_weight_layer layer = {.model = "demo",
                                  .checkpoint = checkpoint,
                                  .format = info->format,
                                  .shape = info->moe_layers[l]};
-        MUST(backend->ops->numerics_id(backend, info->format, false, 0, layer.numerics) == EP_OK);
-        MUST(ep_checkpoint_identity(checkpoint, layer.identity, &e) == EP_OK);
-        MUST(ep_weight_store_add_layer(store, &layer, &slot, &e) == EP_OK);
+        CHECK(backend->ops->numerics_id(backend, info->format, false, 0, layer.numerics) == EP_OK);
+        CHECK(ep_checkpoint_identity(checkpoint, layer.identity, &e) == EP_OK);
+        CHECK(ep_weight_store_add_layer(store, &layer, &slot, &e) == EP_OK);
     }
-    MUST(ep_weight_store_start(store, &e) == EP_OK);
+    CHECK(ep_weight_store_start(store, &e) == EP_OK);
     want_all(EXPERTS);
     store_settle(store);
     atomic_store(&ends, false);
@@ -204,13 +197,13 @@ static void run(ep_timer_service *timers, ep_backend *const *backends, uint32_t 
            (unsigned long long)stats.prefetches_useful_total,
            (unsigned long long)stats.prefetches_useless_total,
            (unsigned long long)stats.evictions_total);
-    MUST(stats.waiting_count == 0 && stats.failed_count == 0);
+    CHECK(stats.waiting_count == 0 && stats.failed_count == 0);
     for (uint32_t d = 0; d < count; d++) {
-        MUST(ep_weight_store_device_bytes(store, d) <=
-             (loses && d == 1 ? 0 : config.weight_bytes_max));
+        CHECK(ep_weight_store_device_bytes(store, d) <=
+              (loses && d == 1 ? 0 : config.weight_bytes_max));
     }
-    MUST(stats.prefetches_useful_total + stats.prefetches_useless_total <= stats.prefetches_total);
-    MUST(stats.evictions_total > 0);
+    CHECK(stats.prefetches_useful_total + stats.prefetches_useless_total <= stats.prefetches_total);
+    CHECK(stats.evictions_total > 0);
     ep_weight_store_destroy(store); /* asserts that no byte is held */
 }
 
@@ -230,18 +223,18 @@ int main(void)
     fixture.experts = EXPERTS;
     ep_fixture_temp_dir(dir);
     ep_fixture_temp_dir(cache_dir);
-    MUST(ep_fixture_write(&fixture, dir, &e) == EP_OK);
-    MUST(ep_checkpoint_open(dir, &checkpoint, &e) == EP_OK);
+    CHECK(ep_fixture_write(&fixture, dir, &e) == EP_OK);
+    CHECK(ep_checkpoint_open(dir, &checkpoint, &e) == EP_OK);
     for (int d = 0; d < DEVICES; d++) {
-        MUST(ep_backend_by_name("cpu")->open(&config, &backends[d], &e) == EP_OK);
+        CHECK(ep_backend_by_name("cpu")->open(&config, &backends[d], &e) == EP_OK);
     }
     backend = backends[0];
-    MUST(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e) == EP_OK);
-    MUST(ep_timer_service_create("timers", &timers) == EP_OK);
+    CHECK(ep_weight_cache_open(cache_dir, 0, backend, &cache, &e) == EP_OK);
+    CHECK(ep_timer_service_create("timers", &timers) == EP_OK);
     for (uint32_t l = 0; l < LAYERS; l++) {
         for (uint32_t i = 0; i < EXPERTS; i++) {
             ep_expert_data data;
-            MUST(ep_checkpoint_read_expert(checkpoint, l, i, &data, &e) == EP_OK);
+            CHECK(ep_checkpoint_read_expert(checkpoint, l, i, &data, &e) == EP_OK);
             memcpy(digests[l][i], data.sha256, EP_SHA256_BYTES);
             each = backend->ops->weights_bytes(backend, &data.source);
             ep_expert_data_free(&data);
@@ -259,7 +252,7 @@ int main(void)
     ep_checkpoint_close(checkpoint);
     ep_fixture_remove(dir);
     ep_fixture_remove(cache_dir);
-    MUST(atomic_load(&wrong) == 0);
-    MUST(atomic_load(&served) > 0);
+    CHECK(atomic_load(&wrong) == 0);
+    CHECK(atomic_load(&served) > 0);
     return 0;
 }
