@@ -305,7 +305,7 @@ def check_types(folder, values, service):
 
 
 def linear_weights(model):
-    """But for the head's, whose 300 rows torchao's 4 bits do not take."""
+    """But for the head's, which transformers leaves out."""
     return [m.weight for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name != "lm_head"]
 
 
@@ -347,6 +347,32 @@ def check_fbgemm(folder, service):
         assert error < bound, f"{kind}: logits differ by {error:.1e} of the greatest"
         assert bound > EXACT or torch.equal(generated(found[1], 8), generated(found[0], 8))
         found[1].expertd.close()
+
+
+def check_recipe(c, service):
+    """The manual's own, loaded in bf16: for linear layers with a bias, and for routers that are linear layers, which stay as they are."""
+    with open(f"{SOURCE}/deploy/manual/python.md") as file:
+        blocks = [block.partition("```")[0] for block in file.read().split("```python\n")[1:]]
+    (recipe,) = [block for block in blocks if "quantize_dynamic" in block]
+    asked = recipe.replace("/models/qwen3", c.path("gpt_oss")).replace('"tcp://127.0.0.1:7410"', f'"{service.url}", model_name="gpt_oss", progress=False')
+    want = logits(transformers.AutoModelForCausalLM.from_pretrained(c.path("gpt_oss"), dtype=torch.float32))
+    for kind in "per_channel_dynamic_qconfig", "float16_dynamic_qconfig":
+        names = {}
+        exec(asked.replace("per_channel_dynamic_qconfig", kind), names)
+        model = names["model"]
+        packed = [m for m in model.modules() if isinstance(m, torch.ao.nn.quantized.dynamic.Linear)]
+        assert len(packed) == 4 * tiny_models.LAYERS + 1 and all(m.bias() is not None for m in packed[:-1]), model
+        error = error_of(logits(model), want)
+        assert 0 < error < 0.1, f"{kind}: logits differ by {error:.1e} of the greatest"
+        model.expertd.close()
+    begin, _, rest = recipe.partition("model = expertd.hf.from_pretrained(")
+    for directory in "afmoe", "dbrx", "doge", "hunyuan_v1_moe", "longcat_flash", "zaya":
+        _, model = next(tiny_models.models(directory))
+        names = {"model": model.bfloat16()}
+        routers = {name for name, m in model.named_modules() if type(m) is torch.nn.Linear and ("router" in name or ".gate." in name)}
+        exec(begin + rest.partition("\n")[2], names)
+        left = {name for name, m in names["model"].named_modules() if type(m) is torch.nn.Linear}
+        assert routers and routers == left, f"{directory}: {routers ^ left}"
 
 
 def check_mistakes(c, folder, service):
@@ -437,6 +463,7 @@ def check_cases(c):
     check_types(folder, values, service)
     check_torchao(folder, service)
     check_fbgemm(folder, service)
+    check_recipe(c, service)
     check_mistakes(c, folder, service)
     check_wait(c, folder)
 
