@@ -96,25 +96,28 @@ static void explain_rounding(ep_weight_format format, char reason[LOG_TEXT_BYTES
                              char effect[LOG_TEXT_BYTES])
 {
     static const struct {
-        ep_weight_codes codes;
+        ep_weight_format format;
         const char *speed;
         const char *error;
     } figures[] = {
-        {EP_CODES_E2M1,
+        {EP_WEIGHTS_MXFP4,
          "1.5 to 1.7 times as fast as bf16dp with AVX-512, a panel 2.2 times as fast as portable "
          "with AVX2",
          ".204 for .204"},
-        {EP_CODES_INT4,
+        {EP_WEIGHTS_INT4,
          "1.5 to 1.7 times as fast as bf16dp with AVX-512, a panel 2.7 times as fast as portable "
          "with AVX2",
          ".172 for .171"},
-        {EP_CODES_UINT4,
-         "an estimated 1.3 times (not timed) as fast as bf16dp with AVX-512, a panel 2.7 times "
+        {EP_WEIGHTS_INT4_F16,
+         "a panel 2.7 times as fast as portable with AVX2 (not timed with AVX-512)",
+         ".151 for .151"},
+        {EP_WEIGHTS_Q4_K,
+         "an estimated 1.3 times (not timed) as fast as bf16dp with AVX-512, a panel 2.6 times "
          "as fast as portable with AVX2",
          ".129 for .128"},
     };
     size_t i = 0;
-    while (figures[i].codes != ep_weight_format_codes(format)) {
+    while (figures[i].format != format) {
         i++;
         EP_ASSERT(i < EP_ARRAY_COUNT(figures));
     }
