@@ -36,6 +36,7 @@ ENGINES = {  # name: parts of venv.PARTS
     FOUR_BITS: ("llama-server",),
 }
 PEERS = {OURS: ("transformers alone", "llama.cpp"), EIGHT_BITS: (FOUR_BITS,)}  # those with the same or a similar dense part
+DENSE = ("bfloat16", "float16", "float32")  # what may be said: 8 bits have a row of their own
 LOADING = {"float32": 4, "bfloat16": 2, "float16": 2.5, "int8": 2.5}  # bytes for a dense weight, while the model is loaded
 NOT_MEASURED = {"vLLM alone": "vLLM 0.32 computes 4-bit experts on a CPU with AMX or, on Zen with zentorch; this bench does not install it"}
 
@@ -50,8 +51,8 @@ def words_of(arguments):
         least = 8 if name == "new" else 1  # fewer may arrive together, and then have no speed
         if any(not n.isdigit() or int(n) < least for n in numbers):
             raise ValueError(f"{name} is {value!r}: allowed are numbers from {least} on")
-        if name == "dense" and value not in LOADING:
-            raise ValueError(f"dense is {value!r}: allowed are {', '.join(LOADING)}")
+        if name == "dense" and value not in DENSE:
+            raise ValueError(f"dense is {value!r}: allowed are {', '.join(DENSE)}")
         if name == "engine" and not set(value.split(";")) <= set(ENGINES):
             raise ValueError(f"engine is {value!r}: allowed are {'; '.join(ENGINES)}, with ';' between them")
         words[name] = value

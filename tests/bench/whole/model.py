@@ -161,11 +161,12 @@ def write(folder, model, forms, quantise=None):
     for name in (*(("transformers", "experts") if "bf16" in forms else ()), *forms):
         os.makedirs(f"{folder}/{name}", exist_ok=True)
     if "bf16" in forms:
-        with open(f"{folder}/transformers/config.json", "w") as file:
-            json.dump(config_of(model), file)
         _write_experts(f"{folder}/experts/{FILES[1]}", model, _tensors(model))
     _write_dense(folder, model, quantise, forms)
     os.sync()
+    if "bf16" in forms:  # the shape, by which the rest is judged: not before all of it is there
+        with open(f"{folder}/transformers/config.json", "w") as file:
+            json.dump(config_of(model), file)
     for form in forms:
         os.link(f"{folder}/experts/{FILES[1]}", f"{folder}/{form}/{FILES[1]}")
 
