@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/host.h"
+#include "transport/lane_fork.h"
 
 static struct {
     pthread_mutex_t lock;
@@ -24,6 +25,7 @@ void ep_lane_holds_forget(void)
 
 void ep_lane_hold(void)
 {
+    ep_lane_fork_watch();
     pthread_mutex_lock(&holds.lock);
     holds.held++;
     pthread_mutex_unlock(&holds.lock);

@@ -21,6 +21,7 @@ void ep_lane_conn_init(ep_lane_conn *conn, const ep_lane_ops *lane, const ep_lan
     conn->count = taken_count;
     conn->wake = wake;
     conn->refs = 2;
+    conn->forks = ep_lane_forks();
     ep_lane_hold();
 }
 
@@ -209,6 +210,9 @@ void ep_lane_conn_finish(ep_lane_conn *conn)
 void ep_conn_start(ep_conn *base, const ep_conn_handler *handler)
 {
     ep_lane_conn *conn = (ep_lane_conn *)base;
+    if (!ep_lane_conn_is_ours(conn)) {
+        return;
+    }
     pthread_mutex_lock(conn->lock);
     EP_ASSERT(!conn->started && !conn->released);
     conn->handler = *handler;
@@ -229,6 +233,9 @@ static bool begin_close(ep_lane_conn *conn)
 void ep_conn_close(ep_conn *base)
 {
     ep_lane_conn *conn = (ep_lane_conn *)base;
+    if (!ep_lane_conn_is_ours(conn)) {
+        return;
+    }
     pthread_mutex_lock(conn->lock);
     if (begin_close(conn)) {
         conn->wake(conn);
@@ -239,6 +246,9 @@ void ep_conn_close(ep_conn *base)
 void ep_conn_release(ep_conn *base)
 {
     ep_lane_conn *conn = (ep_lane_conn *)base;
+    if (!ep_lane_conn_is_ours(conn)) {
+        return;
+    }
     pthread_mutex_lock(conn->lock);
     EP_ASSERT(!conn->released);
     conn->released = true;

@@ -16,6 +16,7 @@
 #include "transport/lane_accept.h"
 #include "transport/lane_assembler.h"
 #include "transport/lane_common.h"
+#include "transport/lane_fork.h"
 
 typedef struct ep_lane_conn {
     ep_conn base;
@@ -28,6 +29,7 @@ typedef struct ep_lane_conn {
     ep_conn_handler handler;
     ep_accept_count *count; /* a place in it; NULL at the dialing end */
     char peer[EP_ADDRESS_BYTES];
+    uint32_t forks; /* ep_lane_forks of the process that made it */
     bool is_trusted;
     bool large_allowed; /* atomic */
     bool memory_wait;   /* atomic */
@@ -51,6 +53,12 @@ typedef struct ep_lane_conn {
 /* Zeroed memory of malloc. One reference is the owner's, one the lane's. Takes count's place. */
 void ep_lane_conn_init(ep_lane_conn *conn, const ep_lane_ops *lane, const ep_lane_limits *limits,
                        ep_accept_count *taken_count, void (*wake)(ep_lane_conn *conn));
+/* False in a child of the process that made it: there its descriptors are other files', and a
+ * thread that is not there may have held its lock. Nothing of it is touched. */
+static inline bool ep_lane_conn_is_ours(const ep_lane_conn *conn)
+{
+    return conn->forks == ep_lane_forks();
+}
 /* Undoes it, before anybody knows the connection. */
 void ep_lane_conn_abandon(ep_lane_conn *conn);
 /* ip: in_addr or in6_addr; port: in network order. */

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "transport/lane_common.h"
+#include "transport/lane_fork.h"
 
 ep_err ep_lane_dial_begin(const ep_lane_ops *lane, const ep_lane_address *address,
                           const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
@@ -27,6 +28,7 @@ ep_err ep_lane_dial_begin(const ep_lane_ops *lane, const ep_lane_address *addres
     dial->on_dial = on_dial;
     dial->arg = arg;
     dial->refs = 2;
+    dial->forks = ep_lane_forks();
     snprintf(dial->url, sizeof(dial->url), "%s", address->url);
     ep_lane_hold();
     *out_dial = &dial->base; /* on_dial may need it */
@@ -94,7 +96,7 @@ void ep_dial_release(ep_dial *base)
     bool cancelled = dial->state == EP_DIAL_PENDING;
     if (cancelled) {
         dial->state = EP_DIAL_DONE;
-        if (dial->cancel != NULL) {
+        if (dial->cancel != NULL && dial->forks == ep_lane_forks()) {
             dial->cancel(dial);
         }
     }

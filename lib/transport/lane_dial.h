@@ -26,7 +26,8 @@ typedef struct ep_lane_dial {
     ep_dial_func on_dial;
     void *arg;
     char url[EP_ADDRESS_BYTES];
-    uint32_t refs; /* atomic: its owner and the lane */
+    uint32_t forks; /* ep_lane_forks of the process that began it */
+    uint32_t refs;  /* atomic: its owner and the lane */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     /* guarded by lock */

@@ -55,9 +55,14 @@ static void hook(void)
     (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-void ep_lane_fork_hook(void (*forget)(void))
+void ep_lane_fork_watch(void)
 {
     pthread_once(&known.once, hook);
+}
+
+void ep_lane_fork_hook(void (*forget)(void))
+{
+    ep_lane_fork_watch();
     pthread_mutex_lock(&known.lock);
     size_t i = 0;
     while (known.forget[i] != NULL && known.forget[i] != forget) {
@@ -108,10 +113,12 @@ int ep_lane_fd_end(int taken_fd)
 
 void ep_lane_fd_close(int fd)
 {
-    if (fd >= 0) {
-        pthread_mutex_lock(&known.lock);
-        known.open[(size_t)fd / WORD_BITS] &= ~((uint64_t)1 << (size_t)fd % WORD_BITS);
+    const size_t word = (size_t)fd / WORD_BITS;
+    const uint64_t bit = (uint64_t)1 << (size_t)fd % WORD_BITS;
+    pthread_mutex_lock(&known.lock);
+    if (fd >= 0 && word < known.words && (known.open[word] & bit) != 0) {
+        known.open[word] &= ~bit;
         close(fd);
-        pthread_mutex_unlock(&known.lock);
     }
+    pthread_mutex_unlock(&known.lock);
 }

@@ -11,20 +11,23 @@
 
 #include <stdint.h>
 
-/*
- * Before a lane's first descriptor and thread: from then on each child closes what is known here,
- * and calls forget, which lets the lane begin anew. As often as it likes.
- */
+/* Before anything that a child has to forget: from then on a child closes the descriptors that are
+ * known here, and nothing is held in it (ep_lane_hold). May be called again. */
+void ep_lane_fork_watch(void);
+/* Before a lane's first descriptor and thread: the same, and a child calls forget, which lets the
+ * lane begin anew. May be called again; each forget is kept once. */
 void ep_lane_fork_hook(void (*forget)(void));
-/* How many forks lie between this process and the one that loaded the library: what was made at
- * another number belongs to an ancestor, and nothing of it works here. */
+/* How many forks there were from the process that loaded the library down to this one. An object
+ * that was made at another number is an ancestor's, and does not work here. */
 uint32_t ep_lane_forks(void);
 
-/* The descriptor that a call makes, which must not wait: it is known from now on. -1 with errno. */
+/* Makes a descriptor known from the moment it exists. call makes it, and must not wait: a fork
+ * waits for it. -1 with errno. */
 #define EP_LANE_FD(call) (ep_lane_fd_begin(), ep_lane_fd_end(call))
 void ep_lane_fd_begin(void);
 int ep_lane_fd_end(int taken_fd);
-/* -1: nothing. */
+/* Closes a descriptor that is known. Any other number is left alone: in a child it is another
+ * file's. */
 void ep_lane_fd_close(int fd);
 
 #endif

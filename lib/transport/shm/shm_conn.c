@@ -47,7 +47,6 @@ typedef enum receive_step { RECEIVE_IDLE, RECEIVE_MORE, RECEIVE_WAITS, RECEIVE_E
 typedef struct shm_conn {
     ep_lane_conn lane;
     shm_loop *loop;
-    uint32_t forks; /* of the process that has it */
     int socket;
     shm_source source;
     ep_lane_job job;   /* posted with a reference */
@@ -216,7 +215,7 @@ ep_err ep_shm_conn_send(ep_conn *base, ep_send *send)
     if (err != EP_OK) {
         return err;
     }
-    if (conn->forks != ep_lane_forks()) {
+    if (!ep_lane_conn_is_ours(lane)) {
         return EP_ERR_CLOSED;
     }
     bool bell = false;
@@ -536,6 +535,5 @@ ep_err ep_shm_conn_create(const ep_lane_ops *lane, int taken_socket, shm_memory 
         ep_lane_conn_abandon(&conn->lane);
         return EP_ERR_IO;
     }
-    conn->forks = ep_lane_forks();
     return EP_OK;
 }

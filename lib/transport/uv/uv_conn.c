@@ -133,6 +133,9 @@ ep_err ep_uv_conn_send(ep_conn *base, ep_send *send)
     if (err != EP_OK) {
         return err;
     }
+    if (!ep_lane_conn_is_ours(lane)) {
+        return EP_ERR_CLOSED;
+    }
     const ep_send *mine = send->done_inside ? send : NULL; /* send may be gone once it is queued */
     const bool is_patient = send->is_patient;
     pthread_mutex_lock(lane->lock);

@@ -22,6 +22,7 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "lane_fixture.h"
+#include "transport/lane_common.h"
 #include "transport/shm/shm_lane.h"
 
 #define NOBODY 65534u
@@ -554,6 +555,65 @@ Test(shm, a_forked_child_that_closes_its_copies_takes_nothing_away)
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
     pair_start(&world, &client, &server);
+    pair_close(&client, &server);
+}
+
+/* Each thread of the lane has a connection that begins and ends: what was posted to it before has
+ * run. */
+static void visit_threads(void)
+{
+    for (int i = 0; i < EP_LANE_THREADS_MAX; i++) {
+        side near;
+        side far;
+        pair_start(&world, &near, &far);
+        pair_close(&near, &far);
+    }
+}
+
+/* In a child: its own lane runs while it ends its parent's connection. Returns 0; 1 a number that
+ * is another file's here was closed, 2 what it is was shut down. */
+static int end_parents_connection(side *client)
+{
+    int own[32][2];
+    for (size_t i = 0; i < 32; i++) { /* also the numbers of the sockets that are closed here */
+        if (socketpair(AF_UNIX, SOCK_STREAM, 0, own[i]) != 0) {
+            return 3;
+        }
+    }
+    strcat(world.url, "2");
+    world_listen(&world);
+    ep_conn_close(client->conn);
+    ep_conn_close(server.conn);
+    visit_threads();
+    world.ops->listener_close(world.listener);
+    for (size_t i = 0; i < 32; i++) {
+        if (fcntl(own[i][0], F_GETFD) < 0 || fcntl(own[i][1], F_GETFD) < 0) {
+            return 1;
+        }
+        if (send(own[i][0], "", 1, MSG_NOSIGNAL) != 1 ||
+            send(own[i][1], "", 1, MSG_NOSIGNAL) != 1) {
+            return 2;
+        }
+    }
+    return 0;
+}
+
+Test(shm, a_forked_child_with_a_lane_of_its_own_leaves_its_parents_numbers_alone)
+{
+    side client;
+    world_listen(&world);
+    pair_start(&world, &client, &server);
+    visit_threads(); /* a job under way at the fork would hide what the child does */
+    pid_t child = fork_child();
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+        _exit(end_parents_connection(&client));
+    }
+    int status;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
+    cr_assert_eq(send_and_forget(&client, 0, 5000), EP_OK);
+    side_wait_frames(&server, 1);
     pair_close(&client, &server);
 }
 
