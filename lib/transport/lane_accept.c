@@ -64,6 +64,7 @@ ep_err ep_lane_listen(const ep_lane_ops *lane, const ep_lane_address *address,
                       const ep_lane_limits *limits, ep_accept_func on_accept, void *arg,
                       ep_listener **out_listener, ep_error *out_error)
 {
+    *out_listener = NULL;
     ep_err err = ep_lane_limits_check(limits, true, out_error);
     if (err != EP_OK) {
         return err;

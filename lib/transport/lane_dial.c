@@ -13,6 +13,7 @@ ep_err ep_lane_dial_begin(const ep_lane_ops *lane, const ep_lane_address *addres
                           const ep_lane_limits *limits, ep_dial_func on_dial, void *arg,
                           ep_dial **out_dial, ep_error *out_error)
 {
+    *out_dial = NULL;
     ep_err err = ep_lane_limits_check(limits, false, out_error);
     if (err != EP_OK) {
         return err;

@@ -836,8 +836,10 @@ Test(transport, a_child_of_a_process_that_connects_has_none_of_its_sockets)
 Test(transport, refuses_wrong_arguments_by_name)
 {
     ep_error error;
-    ep_listener *listener;
-    ep_dial *dial;
+    ep_listener stale_listener; /* what the pointers held before: never left in them */
+    ep_dial stale_dial;
+    ep_listener *listener = &stale_listener;
+    ep_dial *dial = &stale_dial;
     ep_lane_address address;
     world_listen(&world);
     world_address(&world, false, &address);
@@ -846,6 +848,7 @@ Test(transport, refuses_wrong_arguments_by_name)
     cr_assert_eq(ep_lane_dial_begin(world.ops, &address, &limits, count_dial, NULL, &dial, &error),
                  EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "send_queue_bytes_max"), "%s", error.text);
+    cr_assert_null(dial);
     limits = world.limits;
     limits.connections_max = 0;
     world_address(&world, true, &address);
@@ -853,6 +856,7 @@ Test(transport, refuses_wrong_arguments_by_name)
         ep_lane_listen(world.ops, &address, &limits, release_accepted, NULL, &listener, &error),
         EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "connections_max"), "%s", error.text);
+    cr_assert_null(listener);
     address.url = world.dial_url;
     cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, release_accepted, NULL,
                                 &listener, &error),
