@@ -13,9 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "transport/address.h"
+#include "transport/lane_fork.h"
 #include "transport/nng/nng_lane.h"
 
 static void take_stream(stream_listener *l, nng_stream *taken_stream)
@@ -154,7 +154,7 @@ static void connect_to_self(stream_listener *l)
         return;
     }
     own.any.sa_family = (sa_family_t)to->ai_family;
-    int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = EP_LANE_FD(socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     /* bound before it connects, since the accept may be quicker than this thread */
     if (fd >= 0 && bind(fd, &own.any, to->ai_addrlen) == 0 &&
         getsockname(fd, &own.any, &own_bytes) == 0) {
@@ -162,9 +162,7 @@ static void connect_to_self(stream_listener *l)
         /* within this host: it is done at once, or it is not done */
         (void)connect(fd, to->ai_addr, to->ai_addrlen);
     }
-    if (fd >= 0) {
-        close(fd);
-    }
+    ep_lane_fd_close(fd);
     freeaddrinfo(to);
 }
 

@@ -180,7 +180,9 @@ static ep_err take_name(const char *path, int *out_lock, ep_error *out_error)
     for (int i = 0; i < LOCK_TRIES; i++) {
         struct stat held;
         struct stat named;
-        int fd = EP_LANE_FD(open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+        /* outside of EP_LANE_FD, since a network file system may be long about it */
+        int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        fd = EP_LANE_FD(fd);
         if (fd < 0) {
             return ep_error_set(out_error,
                                 errno == ENOENT || errno == ENOTDIR ? EP_ERR_INVALID_ARGUMENT
