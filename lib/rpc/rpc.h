@@ -136,9 +136,12 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
 ep_err ep_rpc_server_renew_tls(ep_rpc_server *server, ep_error *out_error);
 /* URL of the index-th listener with its real port; "" when there is none. */
 void ep_rpc_server_url(ep_rpc_server *server, size_t index, char *out_url, size_t bytes);
-/* "starting" | "serving" | "draining" | "degraded": what Health says; draining also sets the
- * draining flag of every reply and refuses new calls of ExpertService with DRAINING. Static
- * string. */
+/*
+ * "starting" | "serving" | "draining" | "degraded": what Health says; draining also sets the
+ * draining flag of every reply and refuses new calls of ExpertService with DRAINING. A call that
+ * was let in just before may reach its handler after this returned: see
+ * ep_rpc_call_check_draining. Static string.
+ */
 void ep_rpc_server_set_state(ep_rpc_server *server, const char *state);
 void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_stats);
 /* Memory of frames: "all" of it, which nodes and operators may use, and the shares of "hello",
@@ -179,6 +182,12 @@ typedef struct ep_rpc_incoming {
 } ep_rpc_incoming;
 /* What came with the request; as long as the call. */
 const ep_rpc_incoming *ep_rpc_call_incoming(const ep_rpc_call *call);
+/*
+ * For a handler that counts its calls, after it has counted this one with sequential consistency:
+ * then who sets "draining" and finds a count of 0 knows that no work is under way, and that none
+ * begins. Errors: DRAINING.
+ */
+ep_err ep_rpc_call_check_draining(const ep_rpc_call *call, ep_error *out_error);
 /* Value of a metadata key, or NULL. */
 const char *ep_rpc_call_metadata(const ep_rpc_call *call, const char *key);
 /* The caller cancelled, its deadline passed, or its connection ended: the result will be

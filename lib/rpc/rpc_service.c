@@ -49,6 +49,15 @@ static ep_err find_method(ep_rpc_call *call, ProtobufCService **out_service, ep_
     return EP_OK;
 }
 
+ep_err ep_rpc_call_check_draining(const ep_rpc_call *call, ep_error *out_error)
+{
+    const ep_rpc_server *server = call->origin->server;
+    return !__atomic_load_n(&server->draining, __ATOMIC_SEQ_CST)
+               ? EP_OK
+               : ep_error_set(out_error, EP_ERR_DRAINING, "%s is draining and takes no new work",
+                              server->common.node[0] != 0 ? server->common.node : "the node");
+}
+
 static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, uint32_t calls,
                               ep_error *out_error)
 {
@@ -73,12 +82,7 @@ static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, ui
     }
     const bool is_work = method->service == &expertd__v1__expert_service__descriptor ||
                          method->service == &expertd__v1__weight_files__descriptor;
-    if (is_work && __atomic_load_n(&origin->server->draining, __ATOMIC_ACQUIRE)) {
-        return ep_error_set(out_error, EP_ERR_DRAINING, "%s is draining and takes no new work",
-                            origin->server->common.node[0] != 0 ? origin->server->common.node
-                                                                : "the node");
-    }
-    return EP_OK;
+    return is_work ? ep_rpc_call_check_draining(call, out_error) : EP_OK;
 }
 
 /* A line for everybody who asks what his role may not, and for everything an operator does. */

@@ -107,12 +107,13 @@ void ep_forward_handler_destroy(ep_forward_handler *handler)
 void ep_forward_handler_read_stats(ep_forward_handler *handler, ep_forward_stats *out_stats)
 {
     const ep_forward_stats *stats = &handler->stats;
-    *out_stats = (ep_forward_stats){
-        .in_flight = __atomic_load_n(&stats->in_flight, __ATOMIC_ACQUIRE), /* before the others */
-        .served = __atomic_load_n(&stats->served, __ATOMIC_RELAXED),
-        .failed = __atomic_load_n(&stats->failed, __ATOMIC_RELAXED),
-        .hedged = __atomic_load_n(&stats->hedged, __ATOMIC_RELAXED),
-        .rows_served = __atomic_load_n(&stats->rows_served, __ATOMIC_RELAXED)};
+    const uint64_t in_flight = __atomic_load_n(&stats->in_flight, __ATOMIC_SEQ_CST);
+    *out_stats =
+        (ep_forward_stats){.in_flight = in_flight, /* read before the others */
+                           .served = __atomic_load_n(&stats->served, __ATOMIC_RELAXED),
+                           .failed = __atomic_load_n(&stats->failed, __ATOMIC_RELAXED),
+                           .hedged = __atomic_load_n(&stats->hedged, __ATOMIC_RELAXED),
+                           .rows_served = __atomic_load_n(&stats->rows_served, __ATOMIC_RELAXED)};
 }
 
 /* Before the reply goes out: whoever has it finds it counted. */
@@ -278,6 +279,7 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     }
     ep_reply_rows_release(&request->reply);
     ep_buffer_unref(request->arena);
+    /* the last thing: after it the handler may go */
     __atomic_fetch_sub(&handler->stats.in_flight, 1, __ATOMIC_RELEASE);
 }
 
@@ -817,11 +819,14 @@ void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__For
     forward_request *request;
     ep_error error;
     ep_error_clear(&error);
-    __atomic_fetch_add(&handler->stats.in_flight, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&handler->stats.in_flight, 1, __ATOMIC_SEQ_CST);
     if (EP_TRACE_SPAN_ON(serve)) {
         draft.trace = trace_begin(handler, header, call);
     }
-    ep_err err = check_header(&draft, header, &error);
+    ep_err err = ep_rpc_call_check_draining(call, &error);
+    if (err == EP_OK) {
+        err = check_header(&draft, header, &error);
+    }
     if (err == EP_OK) {
         err = make_request(&draft, header, &request, &error);
     }
