@@ -405,7 +405,9 @@ void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns)
             if (why == EP_OK && call->state.parcels[i].hedge_of == UINT32_MAX) {
                 ep_answer_pace_add_lost(times);
             }
-            ep_call_trace_exchange_drop(frame, why);
+            if (frame->trace.exchange_open) {
+                ep_call_trace_exchange_drop(frame, why);
+            }
             (why == EP_OK ? ep_rpc_call_cancel_answered : ep_rpc_call_cancel)(frame->channel,
                                                                               frame->rpc_id);
             frame->rpc_id = 0;
