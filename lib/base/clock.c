@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/clock.h"
 
+#include <errno.h>
 #include <time.h>
 
 uint64_t ep_clock_now_ns(void)
@@ -16,5 +17,5 @@ bool ep_clock_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_n
                                    .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
     return (until_ns == EP_TIME_NEVER
                 ? pthread_cond_wait(cond, lock)
-                : pthread_cond_clockwait(cond, lock, CLOCK_MONOTONIC, &until)) == 0;
+                : pthread_cond_clockwait(cond, lock, CLOCK_MONOTONIC, &until)) != ETIMEDOUT;
 }

@@ -19,7 +19,7 @@ void ep_host_boot_id(char out_name[EP_HOST_BYTES]);
  * none). Pure. */
 void ep_host_choose_id(const char *kernels, const char *managers, char out_name[EP_HOST_BYTES]);
 
-/* CPUs that this process may use, 1 at least. */
+/* CPUs that the calling thread may use, 1 at least: the process' own, unless it was bound. */
 uint32_t ep_host_cpus(void);
 
 #endif

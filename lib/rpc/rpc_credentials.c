@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
+
 typedef struct token_set {
     char text[EP_ROLES_COUNT][EP_TOKENS_PER_ROLE][EP_TOKEN_BYTES_MAX + 1];
     char labels[EP_ROLES_COUNT][EP_TOKENS_PER_ROLE][EP_TOKEN_LABEL_BYTES];
@@ -20,6 +22,7 @@ struct ep_rpc_credentials {
 const char *ep_rpc_role_name(ep_rpc_role role)
 {
     static const char *const names[EP_ROLES_COUNT] = {"client", "node", "operator"};
+    EP_ASSERT((unsigned)role < EP_ROLES_COUNT);
     return names[role];
 }
 
@@ -29,8 +32,8 @@ ep_err ep_rpc_role_read(const char *name, ep_rpc_role *out_role, ep_error *out_e
     if (name[0] == 0 || strcmp(name, "client") == 0) {
         return EP_OK;
     }
-    if (strcmp(name, "node") == 0 || strcmp(name, "coordinator") == 0) { /* a coordinator is a peer
-                                                                            of the nodes */
+    /* a coordinator is a peer of the nodes */
+    if (strcmp(name, "node") == 0 || strcmp(name, "coordinator") == 0) {
         *out_role = EP_ROLE_NODE;
         return EP_OK;
     }

@@ -574,6 +574,7 @@ ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_lim
                             const ep_nng_rep_handler *handler, ep_nng_rep_door **out_door,
                             ep_error *out_error)
 {
+    EP_ASSERT(limits->slots > 0);
     ep_nng_rep_door *door = calloc(1, sizeof(*door));
     rep_slot *slots = calloc(limits->slots, sizeof(*slots));
     if (door == NULL || slots == NULL) {
