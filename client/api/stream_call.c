@@ -217,8 +217,8 @@ static void *reports_main(void *arg)
         ep_stream_call *s = take_copied(r);
         if (s == NULL && code != EP_ACL_SUCCESS &&
             ep_acl_code_err(code) != EP_ERR_DEADLINE_EXCEEDED && !r->stopping) {
-            ep_clock_wait(&all.changed, &all.lock, ep_clock_now_ns() + RETRY_NS); /* it did not wait
-                                                                                   */
+            /* it did not wait */
+            ep_clock_wait(&all.changed, &all.lock, ep_clock_now_ns() + RETRY_NS);
         }
         for (; s != NULL; s = take_copied(r)) {
             pthread_mutex_unlock(&all.lock);

@@ -110,8 +110,7 @@ struct ep_call {
     bool deliver;      /* the end is to be told */
     ep_call_spec spec; /* spec.batch.tokens: this run's T */
     uint32_t tokens_max;
-    struct ep_stream_call *stream_call; /* for api: its tensors are on a device; NULL: they are not
-                                         */
+    struct ep_stream_call *stream_call; /* api's; NULL: its tensors are not on a device */
     ep_rpc_reply_func on_reply;         /* of its frames */
     ep_timer timer;
     bool timer_used;   /* armed since the call was acquired */
@@ -136,7 +135,7 @@ struct ep_call {
     uint32_t frames_capacity;
     uint32_t first_frames_max; /* prepared: frames of a run's first sending; else 0 */
     const void **rows;       /* [T * slots per token]; quantised rows: as many scales behind them */
-    const void **row_scales; /* those; of this run */
+    const void **row_scales; /* where this run's scales begin, behind its rows */
     size_t rows_bytes;
     /* slot numbers of the frames of each window's first round, one part per window */
     uint32_t *window_slots;
@@ -162,8 +161,8 @@ struct ep_call {
     ep_call_host *hosts;      /* [nodes] */
     ep_host_load *host_loads; /* [nodes] of the newest window; with AUTO */
     uint32_t *host_scratch;   /* [2 * nodes] */
-    bool knows_hosts; /* hosts counts the whole run: it kept one table, in which nodes share hosts
-                       */
+    /* hosts counts the whole run: it kept one table, in which nodes share hosts */
+    bool knows_hosts;
     bool chose_hosts; /* by_host of hosts is set, for this table */
     float *combine_scratch;
     size_t combine_scratch_bytes;

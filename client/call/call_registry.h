@@ -56,8 +56,8 @@ void ep_call_use(ep_call *call);
 ep_err ep_call_registry_add(ep_call_registry *registry, ep_call *call, ep_error *out_error);
 /* Also ends waiting. */
 void ep_call_registry_remove(ep_call_registry *registry, ep_call *call);
-/* The next wake gives out the call. False when a wake came after `seen`, what wake_generation was:
- * then look again instead. */
+/* The next wake gives out the call. seen: wake_generation as the caller read it. False when a wake
+ * came since: then look again instead. */
 bool ep_call_registry_wait(ep_call_registry *registry, ep_call *call, uint64_t seen);
 /* Begins a wake: its generation. */
 uint64_t ep_call_registry_wake(ep_call_registry *registry);

@@ -48,7 +48,8 @@ typedef struct ep_flow {
     /* tokens are combined while others still travel: decode that is not streamed is over before
      * that would pay */
     bool is_piecewise;
-    /* into a scratch result, for out is written on success only; streamed, into out at once */
+    /* Results are combined in scratch memory first, since out is written on success only. A
+     * streamed call writes into out at once: false. */
     bool is_aside;
     uint32_t window_tokens; /* >= 1 */
     uint32_t first_tokens;  /* of the first window, 1..window_tokens */

@@ -51,7 +51,7 @@ struct ep_rpc_channel {
     ep_rpc_common common;
     char *url;
     ep_tls_config tls;       /* a copy */
-    ep_lane_address address; /* of these two */
+    ep_lane_address address; /* of url and tls */
     char *connection_class;
     bool reconnect;
     void (*on_state)(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,

@@ -27,8 +27,8 @@ typedef struct ep_lane_listener {
     void *arg;
     ep_accept_count *count;
     char url[EP_ADDRESS_BYTES]; /* with the real port once it is bound */
-    pthread_mutex_t lock;       /* the lane's, as changed */
-    pthread_cond_t changed;
+    pthread_mutex_t lock;       /* for the lane's use */
+    pthread_cond_t changed;     /* for the lane's use, with lock */
     /* touched by whoever accepts, one at a time */
     uint32_t backoff_ms; /* after failures in a row; 0: the newest accept went well */
     bool refusing;       /* the newest newcomer found no place, and that is logged */

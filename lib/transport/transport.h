@@ -186,8 +186,8 @@ typedef struct ep_lane_ops {
     size_t listener_bytes; /* of its listener, which begins with ep_lane_listener */
     size_t dial_bytes;     /* of its dial, which begins with ep_lane_dial */
 
-    /* Of ep_lane_listen, with a zeroed listener but for its ep_lane_listener. On error it undoes
-     * what it did; the caller frees. */
+    /* Called by ep_lane_listen with a listener whose first member is filled and whose rest is zero.
+     * On error it undoes what it did; the caller frees. */
     ep_err (*listen)(ep_listener *listener, const ep_lane_address *address, ep_error *out_error);
     /* Stops accepting, waits for a running on_accept; accepted connections live on. Not from a
      * callback. */
@@ -199,7 +199,8 @@ typedef struct ep_lane_ops {
      */
     ep_err (*listener_renew_tls)(ep_listener *listener, ep_error *out_error);
 
-    /* Of ep_lane_dial_begin, likewise. */
+    /* Called by ep_lane_dial_begin with a dial whose first member is filled and whose rest is zero.
+     * On error it undoes what it did; the caller frees. */
     ep_err (*dial)(ep_dial *dial, const ep_lane_address *address, ep_error *out_error);
     ep_err (*conn_send)(ep_conn *conn, ep_send *send);
     /* Of sends that are done: bytes the peer's system does not have yet, which are lost when this

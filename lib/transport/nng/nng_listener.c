@@ -29,7 +29,7 @@ static void take_stream(stream_listener *l, nng_stream *taken_stream)
     }
 }
 
-/* nng reads the TLS settings without a lock. */
+/* Under the lock, which whoever sets new TLS settings holds too: nng reads them without one. */
 static void post_accept(stream_listener *l)
 {
     pthread_mutex_lock(&l->lane.lock);

@@ -27,7 +27,7 @@ typedef struct shm_listener {
     int name_lock;
     shm_access access;
     const char *path; /* in the URL */
-    /* guarded by its lock */
+    /* guarded by lane.lock */
     bool closing;
     bool accepting; /* on_accept runs */
 } shm_listener;

@@ -19,7 +19,7 @@ typedef struct uv_listener {
     ep_uv_loop_worker *worker;
     ep_lane_job job;
     int fd;
-    /* guarded by its lock */
+    /* guarded by lane.lock */
     bool closing;
     bool closed;
     /* touched by the worker only */
