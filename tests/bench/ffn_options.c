@@ -102,7 +102,7 @@ static bool read_argument(ffn_options *o, const char *argument)
     if (value == NULL) {
         const bool is_first = o->json == NULL;
         o->json = argument;
-        return is_first;
+        return is_first && argument[0] != '-'; /* --help is no file */
     }
     const size_t length = (size_t)(++value - argument);
     if (strncmp(argument, "shape=", length) == 0) {
