@@ -6,7 +6,6 @@
 
 #include "cmd_model_show.h"
 #include "model/model.h"
-#include "origin.h"
 #include "placement.h"
 
 static struct {
@@ -30,21 +29,6 @@ static const ep_cli_option rows[] = {
      .take = take_checkpoint},
 };
 
-/* How to reach a service that is not asked. A context, or a variable, says it for all commands. */
-static void check_reach_unsaid(struct argp_state *state)
-{
-    const ep_cli_options *reach = &ep_cli_reach_options;
-    for (size_t i = 0; i < reach->count; i++) {
-        const char *name = reach->rows[i].name;
-        if (name != NULL && ep_cli_setting_is_given(name)) {
-            argp_error(state,
-                       "--%s and --checkpoint are both given, allowed: one of them; a checkpoint "
-                       "is read without the service",
-                       name);
-        }
-    }
-}
-
 static void check(struct argp_state *state)
 {
     if (wanted.checkpoint != NULL && (wanted.model != NULL || wanted.version != NULL)) {
@@ -54,7 +38,7 @@ static void check(struct argp_state *state)
                    wanted.model != NULL ? "--model" : "--version");
     }
     if (wanted.checkpoint != NULL) {
-        check_reach_unsaid(state);
+        ep_cli_reach_refuse(state, "checkpoint", "a checkpoint is read without the service");
     }
 }
 

@@ -37,6 +37,7 @@ static void check(struct argp_state *state)
         argp_error(state, "--apply and --model are both given, allowed: one of them; a plan from a "
                           "file runs nowhere");
     }
+    ep_cli_reach_refuse(state, "model", "a plan from a file asks nobody");
     ep_cli_arg_required(state, "--nodes", offline->nodes != 0 ? offline : NULL);
     if (offline->copies > offline->nodes) {
         argp_error(state, "--copies is '%u', allowed: 1..%u, one on each of --nodes",

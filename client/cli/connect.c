@@ -246,6 +246,20 @@ static const ep_cli_option numerics_rows[] = {
 
 const ep_cli_options ep_cli_numerics_options = {.rows = numerics_rows, .count = 1};
 
+void ep_cli_reach_refuse(struct argp_state *state, const char *option, const char *why)
+{
+    for (size_t u = 0; u < EP_CLI_USES_MAX && ep_cli_context_uses[u] != NULL; u++) {
+        const ep_cli_options *uses = ep_cli_context_uses[u];
+        for (size_t i = 0; i < uses->count; i++) {
+            const char *name = uses->rows[i].name;
+            if (name != NULL && ep_cli_setting_is_given(name)) {
+                argp_error(state, "--%s and --%s are both given, allowed: one of them; %s", name,
+                           option, why);
+            }
+        }
+    }
+}
+
 const char *ep_cli_connect_url(const ep_cli_connect *connect)
 {
     return connect->coordinator_url != NULL ? connect->coordinator_url : connect->node_urls[0];

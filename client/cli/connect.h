@@ -50,6 +50,9 @@ extern const ep_cli_options ep_cli_numerics_options;
 /* What a context may say: --admin and all of ep_cli_connect_options but --context. */
 extern const ep_cli_options ep_cli_context_admin_options, ep_cli_reach_options;
 extern const ep_cli_options *const ep_cli_context_uses[EP_CLI_USES_MAX];
+/* Refuses these where they are on the command line itself beside --option, with which nobody is
+ * asked: a context, or a variable, says them for all commands. */
+void ep_cli_reach_refuse(struct argp_state *state, const char *option, const char *why);
 
 /* Is it an address that a flag takes: EP_CLI_URL_ALLOWED, with EP_ADDRESS_BYTES - 1? */
 #define EP_CLI_URL_ALLOWED                                                                         \

@@ -67,6 +67,8 @@ ctl("a seed where nothing is drawn", PLAN + "--trace $folder/text --seed 1", 2, 
 ctl("more nodes at once than there are on a host", PLAN + "--zipf 1 --nodes-per-host 2 --nodes-at-once 3", 2, "--nodes-at-once is '3'", "allowed: 1..2", "--nodes-per-host")
 ctl("figures of a machine without a model", "plan --measured $folder/text", 2, "--measured is given without --model")
 ctl("an order to nodes that are not there", PLAN + "--zipf 1 --apply", 2, "--apply and --model are both given", "one of them")
+ctl("a plan from a file of a coordinator", PLAN + "--zipf 1 --admin $coord_admin", 2, "--admin and --model are both given", "one of them")
+ctl("a plan from a file with a time to answer", PLAN + "--zipf 1 --timeout 5s", 2, "--timeout and --model are both given", "one of them")
 ctl("a checkpoint that is the service's", "model show --checkpoint $model --version v9", 2, "--version and --checkpoint are both given", "one of them")
 ctl("a checkpoint at a coordinator", "model show --checkpoint $model --coordinator $coord_rpc", 2, "--coordinator and --checkpoint are both given", "one of them")
 ctl("a checkpoint at a node", "model show --node $a_rpc --checkpoint $model", 2, "--node and --checkpoint are both given", "one of them")
