@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "transport/lane_common.h"
+#include "transport/lane_fork.h"
 
 #define DESCRIPTORS_LEFT_FREE 64
 #define BACKOFF_MIN_MS 10
@@ -82,6 +83,7 @@ ep_err ep_lane_listen(const ep_lane_ops *lane, const ep_lane_address *address,
     listener->on_accept = on_accept;
     listener->arg = arg;
     listener->count = count;
+    listener->forks = ep_lane_forks();
     snprintf(listener->url, sizeof(listener->url), "%s", address->url);
     pthread_mutex_init(&listener->lock, NULL);
     pthread_cond_init(&listener->changed, NULL);

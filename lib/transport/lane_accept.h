@@ -26,6 +26,7 @@ typedef struct ep_lane_listener {
     ep_accept_func on_accept;
     void *arg;
     ep_accept_count *count;
+    uint32_t forks;             /* ep_lane_forks of the process that made it */
     char url[EP_ADDRESS_BYTES]; /* with the real port once it is bound */
     pthread_mutex_t lock;       /* for the lane's use */
     pthread_cond_t changed;     /* for the lane's use, with lock */

@@ -19,7 +19,6 @@
 typedef struct shm_listener {
     ep_lane_listener lane;
     shm_loop *loop;
-    uint32_t forks; /* of the process that has it */
     shm_source source;
     ep_lane_job end;
     ep_lane_job retry; /* after a pause */
@@ -197,7 +196,6 @@ static ep_err listen_on(ep_listener *base, const ep_lane_address *address, ep_er
     l->source.on_event = on_event;
     l->end.run = on_end;
     l->retry.run = on_retry;
-    l->forks = ep_lane_forks();
     if (ep_shm_loop_watch(l->loop, l->socket, &l->source, EPOLLIN | EPOLLET) != EP_OK) {
         err = ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
         ep_shm_path_close(l->path, l->name_lock);
@@ -209,7 +207,7 @@ static ep_err listen_on(ep_listener *base, const ep_lane_address *address, ep_er
 static void listener_close(ep_listener *base)
 {
     shm_listener *l = (shm_listener *)base;
-    if (l->forks != ep_lane_forks()) {
+    if (l->lane.forks != ep_lane_forks()) {
         return; /* the name and the thread are the parent's */
     }
     pthread_mutex_lock(&l->lane.lock);
