@@ -59,7 +59,9 @@ static ep_err explain(const ep_weight_quant *quant, const ep_plan_run *run, ep_e
                         "take %s",
                         file, run->entry->name, quant->name, result->error, quant->error_max,
                         quant->format == EP_WEIGHTS_INT8_F16 ? "weight_quant out"
-                                                             : "int8-g32, or weight_quant out");
+                        : quant->format == EP_WEIGHTS_Q4_K
+                            ? "int4-g32 or int8-g32, or weight_quant out"
+                            : "int8-g32, or weight_quant out");
 }
 
 /* Where everything goes. Columns are in no order of their own in float formats. */

@@ -12,13 +12,14 @@
 #include "moe/convert.h"
 
 #define GROUP EP_MX_GROUP
+#define BLOCK_GROUPS (EP_SCALE_BLOCK / GROUP)
 #define LANES 8
 #define ROUND_MAGIC 12582912.0f /* 1.5 * 2^23: the adder rounds to an integer */
 
 /* GROUP values, behind a row's end zeros, and what becomes of them. */
 typedef struct group {
     float values[GROUP];
-    float back[GROUP]; /* code times scale */
+    float back[GROUP]; /* what the code means */
     uint8_t codes[GROUP];
     float amax;
 } group;
@@ -27,7 +28,16 @@ static const ep_weight_quant quants[] = {
     {"int8-g32", EP_WEIGHTS_INT8_F16, 65504.0f * 127.0f, 0.02},
     {"int4-g32", EP_WEIGHTS_INT4, 0x1p126f, 0.25},
     {"mxfp4", EP_WEIGHTS_MXFP4, 0x1p126f, 0.25},
+    {"q4_k", EP_WEIGHTS_Q4_K, 65504.0f * 63.0f, 0.25},
 };
+
+/* Where the next scales go, in the arrays of base/expert_form.h. */
+typedef struct scale_places {
+    uint8_t *scales;
+    uint8_t *minima;
+    uint8_t *scale_factors;
+    uint8_t *minimum_factors;
+} scale_places;
 
 const ep_weight_quant *ep_weight_quant_at(size_t index)
 {
@@ -214,7 +224,193 @@ static void to_mxfp4(group *g, uint8_t *out_scale)
     *out_scale = (uint8_t)(exponent + (is_twice ? 126 : 125));
 }
 
+/* ---- q4_k: a line of 16 steps, found by least squares ---- */
+
+/* weight = code * scale - minimum */
+typedef struct line {
+    float scale;
+    float minimum;
+} line;
+
+#define LINE_STEPS 2
+#define LINE_SCALE_MIN 0x1p-30f /* below, a part is 0 anyway; and 1 / scale stays finite */
+
+/* codes [GROUP] under the line; their squared error. */
+static float line_codes(const float *values, line by, float *codes)
+{
+    const float inverse = by.scale >= LINE_SCALE_MIN ? 1.0f / by.scale : 0;
+    float lanes[LANES] = {0};
+    for (int i = 0; i < GROUP; i += LANES) {
+        for (int l = 0; l < LANES; l++) {
+            float q = (values[i + l] + by.minimum) * inverse;
+            q = q > 15.0f ? 15.0f : q;
+            q = (q < 0 ? 0 : q) + ROUND_MAGIC;
+            q -= ROUND_MAGIC;
+            const float error = values[i + l] - (q * by.scale - by.minimum);
+            codes[i + l] = q;
+            lanes[l] += error * error;
+        }
+    }
+    return lanes_sum(lanes);
+}
+
+/* The line with the least squared error for these codes, of those whose minimum is not below 0.
+ * False: all codes are equal. */
+static bool fit_line(const float *values, const float *codes, line *out_line)
+{
+    float lanes[4][LANES] = {{0}};
+    for (int i = 0; i < GROUP; i += LANES) {
+        for (int l = 0; l < LANES; l++) {
+            const float x = values[i + l];
+            const float q = codes[i + l];
+            lanes[0][l] += x;
+            lanes[1][l] += q;
+            lanes[2][l] += q * x;
+            lanes[3][l] += q * q;
+        }
+    }
+    const float x = lanes_sum(lanes[0]);
+    const float q = lanes_sum(lanes[1]);
+    const float qx = lanes_sum(lanes[2]);
+    const float qq = lanes_sum(lanes[3]);
+    const float determinant = (float)GROUP * qq - q * q; /* of whole numbers: exact */
+    if (determinant == 0) {
+        return false;
+    }
+    *out_line = (line){((float)GROUP * qx - q * x) / determinant, (q * qx - qq * x) / determinant};
+    if (out_line->minimum < 0) {
+        *out_line = (line){qx / qq, 0};
+    }
+    return true;
+}
+
+static line first_line(const float *values)
+{
+    float least[LANES] = {0};
+    float most[LANES];
+    memcpy(most, values, sizeof(most));
+    for (int i = 0; i < GROUP; i += LANES) {
+        for (int l = 0; l < LANES; l++) {
+            least[l] = values[i + l] < least[l] ? values[i + l] : least[l];
+            most[l] = values[i + l] > most[l] ? values[i + l] : most[l];
+        }
+    }
+    for (int l = 1; l < LANES; l++) {
+        least[0] = least[l] < least[0] ? least[l] : least[0];
+        most[0] = most[l] > most[0] ? most[l] : most[0];
+    }
+    return (line){(most[0] - least[0]) / 15.0f, 0.0f - least[0]};
+}
+
+static line best_line(const float *values)
+{
+    line tried = first_line(values);
+    line best = tried;
+    float codes[GROUP];
+    float least = line_codes(values, tried, codes);
+    for (int step = 0; step < LINE_STEPS && fit_line(values, codes, &tried); step++) {
+        const float error = line_codes(values, tried, codes);
+        best = error < least ? tried : best;
+        least = error < least ? error : least;
+    }
+    return best;
+}
+
+/* What parts up to 63 are multiplied by: an f16, as a file of GGUF has it. */
+static float factor_of(float greatest)
+{
+    const float factor = greatest / 63.0f;
+    return ep_f16_to_f32(ep_f32_to_f16(factor > 65504.0f ? 65504.0f : factor));
+}
+
+static uint8_t part_of(float value, float inverse)
+{
+    float part = value * inverse;
+    part = part > 63.0f ? 63.0f : part;
+    return (uint8_t)((part < 0 ? 0 : part) + ROUND_MAGIC - ROUND_MAGIC);
+}
+
+static float sum(const float *values)
+{
+    float lanes[LANES] = {0};
+    for (int i = 0; i < GROUP; i += LANES) {
+        for (int l = 0; l < LANES; l++) {
+            lanes[l] += values[i + l];
+        }
+    }
+    return lanes_sum(lanes);
+}
+
+/* codes [GROUP] under the line that is stored; the part of its minimum. A scale that is not the one
+ * found wants another minimum: where a few groups are large, others' scales become nothing. */
+static uint8_t settle_minimum(const float *values, line found, line factor, line inverse,
+                              line *stored, float *codes)
+{
+    float again[GROUP];
+    uint8_t part = part_of(found.minimum, inverse.minimum);
+    stored->minimum = (float)part * factor.minimum;
+    const float error = line_codes(values, *stored, codes);
+    const float suits = (sum(codes) * stored->scale - sum(values)) / (float)GROUP;
+    const uint8_t other = part_of(suits, inverse.minimum);
+    const line moved = {stored->scale, (float)other * factor.minimum};
+    if (line_codes(values, moved, again) < error) {
+        memcpy(codes, again, sizeof(again));
+        *stored = moved;
+        part = other;
+    }
+    return part;
+}
+
+/* groups [count] of one block. */
+static void to_q4_k(group *groups, uint32_t count, scale_places *to)
+{
+    line lines[BLOCK_GROUPS];
+    line most = {0, 0};
+    for (uint32_t n = 0; n < count; n++) {
+        lines[n] = best_line(groups[n].values);
+        most.scale = lines[n].scale > most.scale ? lines[n].scale : most.scale;
+        most.minimum = lines[n].minimum > most.minimum ? lines[n].minimum : most.minimum;
+    }
+    const line factor = {factor_of(most.scale), factor_of(most.minimum)};
+    const line inverse = {factor.scale > 0 ? 1.0f / factor.scale : 0,
+                          factor.minimum > 0 ? 1.0f / factor.minimum : 0};
+    for (uint32_t n = 0; n < count; n++) {
+        group *g = &groups[n];
+        float codes[GROUP];
+        const uint8_t part = part_of(lines[n].scale, inverse.scale);
+        line stored = {(float)part * factor.scale, 0};
+        const uint8_t minimum =
+            settle_minimum(g->values, lines[n], factor, inverse, &stored, codes);
+        for (int i = 0; i < GROUP; i++) {
+            g->codes[i] = (uint8_t)codes[i];
+            g->back[i] = codes[i] * stored.scale - stored.minimum;
+        }
+        *to->scales++ = part;
+        *to->minima++ = minimum;
+    }
+    memcpy(to->scale_factors, &factor.scale, sizeof(float));
+    memcpy(to->minimum_factors, &factor.minimum, sizeof(float));
+    to->scale_factors += sizeof(float);
+    to->minimum_factors += sizeof(float);
+}
+
 /* ---- rows ---- */
+
+static void quantize_groups(ep_weight_format format, group *groups, uint32_t count,
+                            scale_places *to)
+{
+    if (format == EP_WEIGHTS_Q4_K) {
+        to_q4_k(groups, count, to);
+        return;
+    }
+    void (*const quantize)(group *, uint8_t *) = format == EP_WEIGHTS_INT8_F16 ? to_int8
+                                                 : format == EP_WEIGHTS_INT4   ? to_int4
+                                                                               : to_mxfp4;
+    for (uint32_t n = 0; n < count; n++) {
+        quantize(&groups[n], to->scales);
+        to->scales += ep_weight_scale_bytes(ep_weight_format_scales(format));
+    }
+}
 
 static void put_codes(const group *g, bool are_nibbles, size_t bytes, uint8_t *out)
 {
@@ -249,54 +445,74 @@ static double error_of_columns(const double *errors, const double *squares, uint
     return count > 0 ? sqrt(sum / count) : 0;
 }
 
-static void find_refused(const ep_weight_quant *quant, const group *g, uint32_t row,
-                         uint32_t column, ep_weight_quant_result *out_result)
+static void find_refused(const ep_weight_quant *quant, const group *g, uint32_t column,
+                         ep_weight_quant_result *out_result)
 {
     int i = 0;
     while (fabsf(g->values[i]) <= quant->value_max) { /* false of NaN */
         i++;
     }
-    *out_result =
-        (ep_weight_quant_result){.row = row, .column = column + (uint32_t)i, .value = g->values[i]};
+    *out_result = (ep_weight_quant_result){.column = column + (uint32_t)i, .value = g->values[i]};
+}
+
+/* errors: of the columns, then their squares. False: a value is refused. */
+static bool quantize_row(const ep_weight_quant *quant, ep_dtype dtype, const uint8_t *values,
+                         uint32_t columns, uint8_t *codes, scale_places *scales, double *errors,
+                         ep_weight_quant_result *out_refused)
+{
+    const bool are_nibbles = quant->format != EP_WEIGHTS_INT8_F16;
+    const size_t element = ep_dtype_bytes(dtype);
+    for (uint32_t first = 0; first < columns; first += EP_SCALE_BLOCK) {
+        group groups[BLOCK_GROUPS];
+        const uint32_t end = columns - first < EP_SCALE_BLOCK ? columns : first + EP_SCALE_BLOCK;
+        uint32_t count = 0;
+        for (uint32_t k = first; k < end; k += GROUP) {
+            group *g = &groups[count++];
+            memset(g->values, 0, sizeof(g->values));
+            ep_row_widen(values + k * element, dtype, end - k < GROUP ? end - k : GROUP, g->values);
+            set_greatest(g);
+            if (!(g->amax <= quant->value_max)) {
+                find_refused(quant, g, k, out_refused);
+                return false;
+            }
+        }
+        quantize_groups(quant->format, groups, count, scales);
+        for (uint32_t k = first, n = 0; n < count; k += GROUP, n++) {
+            const uint32_t width = end - k < GROUP ? end - k : GROUP;
+            put_codes(&groups[n], are_nibbles, ep_weight_row_bytes(quant->format, width),
+                      codes + (are_nibbles ? k / 2 : k));
+            add_errors(&groups[n], width, errors + k, errors + columns + k);
+        }
+    }
+    return true;
 }
 
 ep_err ep_weight_quantize(const ep_weight_quant *quant, ep_dtype dtype, const void *values,
                           uint32_t rows, uint32_t columns, uint8_t *codes, uint8_t *scales,
                           ep_weight_quant_result *out_result)
 {
-    void (*const quantize)(group *, uint8_t *) = quant->format == EP_WEIGHTS_INT8_F16 ? to_int8
-                                                 : quant->format == EP_WEIGHTS_INT4   ? to_int4
-                                                                                      : to_mxfp4;
-    const bool are_nibbles = quant->format != EP_WEIGHTS_INT8_F16;
-    const size_t scale_bytes = ep_weight_scale_bytes(ep_weight_format_scales(quant->format));
-    const size_t element = ep_dtype_bytes(dtype);
+    const ep_scale_arrays arrays = ep_weight_scale_arrays(quant->format, rows, columns);
+    const size_t row_bytes = ep_weight_row_bytes(quant->format, columns);
+    const size_t value_bytes = columns * ep_dtype_bytes(dtype);
+    scale_places places = {.scales = scales,
+                           .minima = scales + arrays.scales,
+                           .scale_factors = scales + arrays.scales + arrays.offsets,
+                           .minimum_factors =
+                               scales + arrays.scales + arrays.offsets + arrays.scale_factors};
     double *errors = calloc(2 * (size_t)columns, sizeof(*errors));
-    double *squares = errors == NULL ? NULL : errors + columns;
     if (errors == NULL) {
         return EP_ERR_NO_MEMORY;
     }
     for (uint32_t r = 0; r < rows; r++) {
-        const uint8_t *row = (const uint8_t *)values + (size_t)r * columns * element;
-        uint8_t *to = codes + r * ep_weight_row_bytes(quant->format, columns);
-        for (uint32_t k = 0; k < columns; k += GROUP) {
-            group g;
-            const uint32_t count = columns - k < GROUP ? columns - k : GROUP;
-            memset(g.values, 0, sizeof(g.values));
-            ep_row_widen(row + k * element, dtype, count, g.values);
-            set_greatest(&g);
-            if (!(g.amax <= quant->value_max)) {
-                find_refused(quant, &g, r, k, out_result);
-                free(errors);
-                return EP_ERR_BAD_FILE;
-            }
-            quantize(&g, scales);
-            scales += scale_bytes;
-            put_codes(&g, are_nibbles, ep_weight_row_bytes(quant->format, count),
-                      to + (are_nibbles ? k / 2 : k));
-            add_errors(&g, count, errors + k, squares + k);
+        if (!quantize_row(quant, dtype, (const uint8_t *)values + r * value_bytes, columns,
+                          codes + r * row_bytes, &places, errors, out_result)) {
+            out_result->row = r;
+            free(errors);
+            return EP_ERR_BAD_FILE;
         }
     }
-    *out_result = (ep_weight_quant_result){.error = error_of_columns(errors, squares, columns)};
+    *out_result =
+        (ep_weight_quant_result){.error = error_of_columns(errors, errors + columns, columns)};
     free(errors);
     return EP_OK;
 }

@@ -10,11 +10,24 @@
  *              -8.8 in bf16 the one with the least error, the first of equals. Codes -8..7
  *   mxfp4      scale 2^(floor(log2 amax) - 2), or twice that where its error is less. Codes are
  *              magnitudes with a sign, but for 0, whose sign is +
+ *   q4_k       weight = code * scale - minimum, codes 0..15, as GGUF's q4_K. The first line is
+ *              minimum = -min(0, least value), scale = (greatest value + minimum) / 15. From its
+ *              codes comes the line of least squares, with minimum 0 where it would be below; from
+ *              the codes of that one more, ending where all codes are equal. The line with the
+ *              least error is taken, the first of equals. Over 256 columns of a row (the last may
+ *              be fewer) d = greatest scale / 63 and dmin = greatest minimum / 63 in f16, at most
+ *              65504. Parts of 6 bits are scale * (1 / d) and minimum * (1 / dmin), cut and rounded
+ *              as codes are, 0 where d or dmin is. Then come the codes of part * d and part * dmin,
+ *              and from them the minimum (q part d - x) / 32: where its part and that one's codes
+ *              have less error, they are taken
  *
- * A code is value * (1 / scale), cut to its range, rounded to the nearest and of two such to the
- * even code. With scale 0 all codes are 0, and mxfp4 has no scale below 2^-127. For int4-g32 and
- * mxfp4 value and scale are first divided by 2^floor(log2 amax), at least by 2^-126. The error is
- * the sum of (value - code * scale)^2 over the group, zeros behind a short one: eight sums of the
+ * A code is value * (1 / scale), of q4_k (value + minimum) * (1 / scale), cut to its range, rounded
+ * to the nearest and of two such to the even code. With scale 0 all codes are 0, of q4_k below
+ * 2^-30 too, and mxfp4 has no scale below 2^-127. For int4-g32 and mxfp4 value and scale are first
+ * divided by 2^floor(log2 amax), at least by 2^-126. The error is the sum of (value - code *
+ * scale)^2 over the group, of q4_k of (value - (code * scale - minimum))^2. Least squares, of the
+ * sums of codes q and values x: scale (32 qx - q x) / (32 qq - q q), minimum (q qx - qq x) / (32 qq
+ * - q q); with minimum 0 scale qx / qq. Behind a short group are zeros. A sum is eight, of the
  * columns that are equal modulo 8, ascending, then added up in order. All is f32, each operation
  * rounded, so that every CPU makes the same bits. What changes them must change the words of the
  * table too, which are part of a model's version.
@@ -22,7 +35,8 @@
  * Root mean square of the error over that of the weights, drawn from a normal distribution and from
  * Student's with 3 degrees of freedom: int8-g32 .0054, .0084; int4-g32 .082, .124 (amax / 7 has
  * .097, .144; m / -8 has .086, .128; nineteen scales instead of five .081, .123); mxfp4 .111, .137
- * (without the second scale .114, .141).
+ * (without the second scale .114, .141); q4_k .074, .095 (the first line alone .078, .101; a fourth
+ * .0738 instead of .0743).
  *
  * Threads  pure.
  */
@@ -40,7 +54,7 @@ typedef struct ep_weight_quant {
 } ep_weight_quant;
 
 #define EP_WEIGHT_QUANT_NONE "none"
-#define EP_WEIGHT_QUANT_WORDS EP_WEIGHT_QUANT_NONE "|int8-g32|int4-g32|mxfp4"
+#define EP_WEIGHT_QUANT_WORDS EP_WEIGHT_QUANT_NONE "|int8-g32|int4-g32|mxfp4|q4_k"
 
 /* Number index of the words above; NULL: none, or no such. */
 const ep_weight_quant *ep_weight_quant_at(size_t index);

@@ -59,8 +59,8 @@ static const ep_option model_fields[] = {
      .allowed = EP_WEIGHT_QUANT_WORDS,
      .default_text = EP_WEIGHT_QUANT_NONE,
      .help = "else than none: experts in bf16, f16 or f32 are put into this format while they are "
-             "loaded, and take .53 (int8-g32), .28 (int4-g32) or .27 (mxfp4) of the memory of "
-             "bf16. They are a version of the model of their own"},
+             "loaded, and take .53 (int8-g32), .28 (int4-g32), .27 (mxfp4) or .30 (q4_k) of the "
+             "memory of bf16. They are a version of the model of their own"},
 };
 
 static const ep_option tenant_fields[] = {

@@ -32,7 +32,7 @@ static void usage(void)
         "                   [--nan pass|reject|zero|mean] [--dispatch-quant plain|int8|fp8] "
         "[--combine-quant plain|int8]\n"
         "                   [--numerics auto|portable|bf16dp|bf16odd|w4a8|ID] "
-        "[--weight-quant none|int8-g32|int4-g32|mxfp4]\n"
+        "[--weight-quant none|int8-g32|int4-g32|mxfp4|q4_k]\n"
         "defaults: wire bf16, out-dtype that of x (bf16 for int8), numerics auto (as a daemon on "
         "this CPU)\n");
     exit(2);
@@ -74,8 +74,8 @@ static struct request parse(int argc, char **argv)
     static const char *const dtypes[] = {"bf16", "f16", "f32"};
     static const char *const policies[] = {"pass", "reject", "zero", "mean"}; /* as enum ref_nan */
     static const char *const quants[] = {"plain", "int8", "fp8"};
-    static const char *const weights[] = {"none", "int8-g32", "int4-g32", "mxfp4"}; /* as enum
-                                                                                       ref_quant */
+    /* as enum ref_quant */
+    static const char *const weights[] = {"none", "int8-g32", "int4-g32", "mxfp4", "q4_k"};
     static const enum ref_dispatch dispatches[] = {REF_DISPATCH_PLAIN, REF_DISPATCH_INT8,
                                                    REF_DISPATCH_FP8};
     struct request request = {
@@ -120,7 +120,7 @@ static struct request parse(int argc, char **argv)
             }
             break;
         case 'g':
-            request.quant = (enum ref_quant)parse_word(optarg, weights, 4);
+            request.quant = (enum ref_quant)parse_word(optarg, weights, 5);
             break;
         case 'u':
             request.batch.form = REF_UNCOMBINED;

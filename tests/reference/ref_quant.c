@@ -7,7 +7,7 @@
 
 #include "ref_checkpoint.h"
 
-enum { GROUP = 32 };
+enum { GROUP = 32, BLOCK = 256 };
 
 static float greatest(const float *values, size_t n)
 {
@@ -48,21 +48,31 @@ static float nearest_e2m1(float value)
     return value < 0.0f && best != 0 ? -magnitude : magnitude;
 }
 
-/* Values and scale divided alike. */
-static float squared_error(const float *values, const float *codes, float scale)
+/* Of the products of a and b. */
+static float sum_of(const float *a, const float *b)
 {
     float sums[8] = {0};
     float total = 0.0f;
     for (size_t i = 0; i < GROUP; i++) {
-        float product = codes[i] * scale;
-        float error = values[i] - product;
-        float square = error * error;
-        sums[i % 8] += square;
+        float product = a[i] * b[i];
+        sums[i % 8] += product;
     }
     for (size_t i = 0; i < 8; i++) {
         total += sums[i];
     }
     return total;
+}
+
+/* Values and scale divided alike. */
+static float squared_error(const float *values, const float *codes, float scale, float minimum)
+{
+    float errors[GROUP];
+    for (size_t i = 0; i < GROUP; i++) {
+        float product = codes[i] * scale;
+        float weight = product - minimum;
+        errors[i] = values[i] - weight;
+    }
+    return sum_of(errors, errors);
 }
 
 static void group_int8(const float *values, float *out_scale, float *out_codes)
@@ -107,7 +117,7 @@ static void group_int4(const float *values, float *out_scale, float *out_codes)
         ref_store(&half, REF_BF16, 0, values[first] / divisors[d]);
         float scale = ref_load(&half, REF_BF16, 0);
         codes_int4(normed, ldexpf(scale, -norm), codes);
-        float error = squared_error(normed, codes, ldexpf(scale, -norm));
+        float error = squared_error(normed, codes, ldexpf(scale, -norm), 0.0f);
         if (error < least) {
             least = error;
             *out_scale = scale;
@@ -127,30 +137,137 @@ static void group_mxfp4(const float *values, float *out_scale, float *out_codes)
         for (size_t i = 0; i < GROUP; i++) {
             codes[twice][i] = nearest_e2m1(ldexpf(normed[i], 2 - twice));
         }
-        errors[twice] = squared_error(normed, codes[twice], ldexpf(1.0f, twice - 2));
+        errors[twice] = squared_error(normed, codes[twice], ldexpf(1.0f, twice - 2), 0.0f);
     }
     int chosen = norm - 2 < -127 || errors[1] < errors[0] ? 1 : 0;
     *out_scale = ldexpf(1.0f, norm - 2 + chosen);
     memcpy(out_codes, codes[chosen], sizeof(codes[chosen]));
 }
 
-void ref_quant_group(enum ref_quant quant, const float *values, size_t n, float *out_scale,
-                     float *out_codes)
+/* q4_k: a group's codes under a scale and a minimum. */
+static void codes_q4_k(const float *values, float scale, float minimum, float *out_codes)
 {
-    float all[GROUP] = {0}, codes[GROUP];
-    memcpy(all, values, n * sizeof(*values));
-    switch (quant) {
-    case REF_QUANT_INT8:
-        group_int8(all, out_scale, codes);
-        break;
-    case REF_QUANT_INT4:
-        group_int4(all, out_scale, codes);
-        break;
-    default:
-        group_mxfp4(all, out_scale, codes);
-        break;
+    for (size_t i = 0; i < GROUP; i++) {
+        float above = values[i] + minimum;
+        out_codes[i] = scale < 0x1p-30f ? 0.0f : nearest_int(above, scale, 0.0f, 15.0f);
     }
-    memcpy(out_codes, codes, n * sizeof(*codes));
+}
+
+static void line_q4_k(const float *values, float *out_scale, float *out_minimum)
+{
+    float ones[GROUP], codes[GROUP];
+    float low = 0.0f, high = values[0], least = INFINITY;
+    for (size_t i = 0; i < GROUP; i++) {
+        ones[i] = 1.0f;
+        low = values[i] < low ? values[i] : low;
+        high = values[i] > high ? values[i] : high;
+    }
+    float minimum = low == 0.0f ? 0.0f : -low;
+    float scale = (high + minimum) / 15.0f;
+    for (int tries = 0; tries < 3; tries++) {
+        codes_q4_k(values, scale, minimum, codes);
+        float error = squared_error(values, codes, scale, minimum);
+        if (error < least) {
+            least = error;
+            *out_scale = scale;
+            *out_minimum = minimum;
+        }
+        float x = sum_of(values, ones), q = sum_of(codes, ones);
+        float qx = sum_of(codes, values), qq = sum_of(codes, codes);
+        float below = 32.0f * qq - q * q;
+        if (below == 0.0f) {
+            return;
+        }
+        float over = 32.0f * qx, less = q * x;
+        scale = (over - less) / below;
+        over = q * qx;
+        less = qq * x;
+        minimum = (over - less) / below;
+        if (minimum < 0.0f) {
+            minimum = 0.0f;
+            scale = qx / qq;
+        }
+    }
+}
+
+static float factor_q4_k(const float *numbers, size_t count)
+{
+    float most = 0.0f;
+    uint16_t half;
+    for (size_t g = 0; g < count; g++) {
+        most = numbers[g] > most ? numbers[g] : most;
+    }
+    most /= 63.0f;
+    ref_store(&half, REF_F16, 0, most > 65504.0f ? 65504.0f : most);
+    return ref_load(&half, REF_F16, 0);
+}
+
+/* numbers [count] of a block become parts of 6 bits times their factor. */
+static void share_q4_k(float *numbers, size_t count)
+{
+    float factor = factor_q4_k(numbers, count);
+    for (size_t g = 0; g < count; g++) {
+        numbers[g] = factor == 0.0f ? 0.0f : factor * nearest_int(numbers[g], factor, 0.0f, 63.0f);
+    }
+}
+
+/* Codes under a shared scale; the minimum that suits them, as a part of factor, where that is
+ * better. */
+static void settle_q4_k(const float *values, float scale, float factor, float *minimum,
+                        float *out_codes)
+{
+    float ones[GROUP], codes[GROUP];
+    for (size_t i = 0; i < GROUP; i++) {
+        ones[i] = 1.0f;
+    }
+    codes_q4_k(values, scale, *minimum, out_codes);
+    float steps = sum_of(out_codes, ones) * scale;
+    float other = (steps - sum_of(values, ones)) / 32.0f;
+    other = factor == 0.0f ? 0.0f : factor * nearest_int(other, factor, 0.0f, 63.0f);
+    codes_q4_k(values, scale, other, codes);
+    if (squared_error(values, codes, scale, other) <
+        squared_error(values, out_codes, scale, *minimum)) {
+        *minimum = other;
+        memcpy(out_codes, codes, sizeof(codes));
+    }
+}
+
+void ref_quant_row(enum ref_quant quant, const float *values, size_t n, float *out_scales,
+                   float *out_offsets, float *out_codes)
+{
+    size_t groups = (n + GROUP - 1) / GROUP;
+    float all[GROUP], codes[GROUP], factor = 0.0f;
+    for (size_t g = 0; g < groups; g++) {
+        size_t count = n - g * GROUP < GROUP ? n - g * GROUP : GROUP;
+        memset(all, 0, sizeof(all));
+        memcpy(all, values + g * GROUP, count * sizeof(*values));
+        out_offsets[g] = 0.0f;
+        if (quant == REF_QUANT_Q4_K) {
+            line_q4_k(all, &out_scales[g], &out_offsets[g]);
+            continue;
+        }
+        if (quant == REF_QUANT_INT8) {
+            group_int8(all, &out_scales[g], codes);
+        } else if (quant == REF_QUANT_INT4) {
+            group_int4(all, &out_scales[g], codes);
+        } else {
+            group_mxfp4(all, &out_scales[g], codes);
+        }
+        memcpy(out_codes + g * GROUP, codes, count * sizeof(*codes));
+    }
+    for (size_t g = 0; quant == REF_QUANT_Q4_K && g < groups; g++) {
+        size_t count = n - g * GROUP < GROUP ? n - g * GROUP : GROUP;
+        if (g % (BLOCK / GROUP) == 0) {
+            size_t rest = groups - g < BLOCK / GROUP ? groups - g : BLOCK / GROUP;
+            factor = factor_q4_k(out_offsets + g, rest);
+            share_q4_k(out_scales + g, rest);
+            share_q4_k(out_offsets + g, rest);
+        }
+        memset(all, 0, sizeof(all));
+        memcpy(all, values + g * GROUP, count * sizeof(*values));
+        settle_q4_k(all, out_scales[g], factor, &out_offsets[g], codes);
+        memcpy(out_codes + g * GROUP, codes, count * sizeof(*codes));
+    }
 }
 
 static void quantize_matrix(struct ref_matrix *matrix, size_t rows, size_t columns,
@@ -158,21 +275,25 @@ static void quantize_matrix(struct ref_matrix *matrix, size_t rows, size_t colum
 {
     size_t groups = (columns + GROUP - 1) / GROUP;
     float *scales = malloc(rows * groups * sizeof(*scales));
+    float *offsets = malloc(rows * groups * sizeof(*offsets));
     float *codes = malloc(rows * columns * sizeof(*codes));
-    if (scales == NULL || codes == NULL || matrix->scales != NULL) {
+    if (scales == NULL || offsets == NULL || codes == NULL || matrix->scales != NULL) {
         ref_die("no memory, or a matrix that has scales");
     }
     for (size_t r = 0; r < rows; r++) {
-        for (size_t g = 0; g < groups; g++) {
-            size_t at = r * columns + g * GROUP;
-            size_t n = columns - g * GROUP < GROUP ? columns - g * GROUP : GROUP;
-            ref_quant_group(quant, matrix->values + at, n, &scales[r * groups + g], codes + at);
-        }
+        ref_quant_row(quant, matrix->values + r * columns, columns, scales + r * groups,
+                      offsets + r * groups, codes + r * columns);
     }
     free((void *)matrix->values);
     matrix->values = codes;
     matrix->scales = scales;
-    matrix->group = quant == REF_QUANT_INT8 ? GROUP : 0; /* the others' formats say so */
+    if (quant == REF_QUANT_Q4_K) {
+        matrix->offsets = offsets;
+    } else {
+        free(offsets);
+    }
+    /* the others' formats say so */
+    matrix->group = quant == REF_QUANT_INT8 || quant == REF_QUANT_Q4_K ? GROUP : 0;
 }
 
 static void quantize_experts(const struct ref_expert *experts, size_t count, size_t hidden,
@@ -188,6 +309,7 @@ static void quantize_experts(const struct ref_expert *experts, size_t count, siz
         expert->down_differs = false;
         expert->format = quant == REF_QUANT_INT8   ? REF_FORMAT_CODES
                          : quant == REF_QUANT_INT4 ? REF_FORMAT_INT4
+                         : quant == REF_QUANT_Q4_K ? REF_FORMAT_Q4_K
                                                    : REF_FORMAT_MXFP4;
     }
 }

@@ -255,7 +255,7 @@ static void expect_service(enum ref_family family, bool is_auto)
 }
 
 /* Of float weights, in each format that weight_quant has; as enum ref_quant. */
-static const char *const quants[] = {NULL, "int8-g32", "int4-g32", "mxfp4"};
+static const char *const quants[] = {NULL, "int8-g32", "int4-g32", "mxfp4", "q4_k"};
 
 /* "CASE.QUANT" for each, in a file that names them all. */
 static void write_quantised(char names[MODELS_MAX][64], const ep_format_case *forms[MODELS_MAX],
@@ -310,14 +310,15 @@ static void expect_quantised_service(enum ref_family family)
     snprintf(config, sizeof(config), "%s/quant.yaml", dir);
     snprintf(config_flag, sizeof(config_flag), "--config=%s", config);
     write_quantised(names, forms, paths, config, &count);
-    cr_assert_geq(count, 15);
+    cr_assert_geq(count, 20);
     cr_assert(ep_test_process_start(&node, dir, "node", EP_EXPERTD_PATH, args, environment, true));
     cr_assert(ep_test_process_wait_ports(&node, WAIT_MS));
     await_ready(manager);
     close(manager);
     ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &error), error);
     for (size_t i = 0; i < count; i++) {
-        expect_exact(&peer, names[i], family, (enum ref_quant)(1 + i % 3), forms[i], paths[i],
+        expect_exact(&peer, names[i], family,
+                     (enum ref_quant)(1 + i % (EP_ARRAY_COUNT(quants) - 1)), forms[i], paths[i],
                      false);
     }
     ep_test_peer_close(&peer);

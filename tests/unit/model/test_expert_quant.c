@@ -11,7 +11,7 @@
 
 TestSuite(expert_quant, .init = make_test_dir, .fini = remove_test_dir);
 
-static const char *const names[] = {"int8-g32", "int4-g32", "mxfp4"};
+static const char *const names[] = {"int8-g32", "int4-g32", "mxfp4", "q4_k"};
 
 static ep_checkpoint *open_quantised(const char *name)
 {

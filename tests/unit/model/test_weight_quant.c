@@ -17,9 +17,13 @@
 static const struct {
     const char *name;
     enum ref_quant oracle;
-} quants[] = {
-    {"int8-g32", REF_QUANT_INT8}, {"int4-g32", REF_QUANT_INT4}, {"mxfp4", REF_QUANT_MXFP4}};
+} quants[] = {{"int8-g32", REF_QUANT_INT8},
+              {"int4-g32", REF_QUANT_INT4},
+              {"mxfp4", REF_QUANT_MXFP4},
+              {"q4_k", REF_QUANT_Q4_K}};
 static const ep_dtype dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32};
+
+#define COLUMNS_MAX 600
 
 /* A matrix and what becomes of it. */
 typedef struct made {
@@ -114,27 +118,55 @@ static void fill(made *m, const ep_weight_quant *quant, uint64_t *state)
     }
 }
 
-/* Of one group, against the oracle; the matrix's own reader gives what the bytes mean. */
-static void expect_group(const made *m, const ep_weight_quant *quant, enum ref_quant oracle,
-                         uint32_t row, uint32_t k, double *io_errors)
+static bool has_offsets(const ep_weight_quant *quant)
 {
-    float scale = 0, codes[EP_MX_GROUP];
-    const uint32_t n = m->columns - k < EP_MX_GROUP ? m->columns - k : EP_MX_GROUP;
-    const float *values = m->wide + (size_t)row * m->columns + k;
+    return ep_weight_format_offsets(quant->format) != EP_OFFSETS_NONE;
+}
+
+/* Of one row, against the oracle; the matrix's own reader gives what the bytes mean. */
+static void expect_row(const made *m, const ep_weight_quant *quant, enum ref_quant oracle,
+                       uint32_t row, double *io_errors)
+{
+    float scales[COLUMNS_MAX], offsets[COLUMNS_MAX], codes[COLUMNS_MAX];
+    const float *values = m->wide + (size_t)row * m->columns;
     const uint8_t *line = m->codes + row * ep_weight_row_bytes(quant->format, m->columns);
-    const float own =
-        ep_ffn_weight_scale(quant->format, m->scales, m->rows, m->columns, row, k / EP_MX_GROUP);
-    ref_quant_group(oracle, values, n, &scale, codes);
-    cr_assert_eq(ep_f32_bits(own + 0.0f), ep_f32_bits(scale + 0.0f),
-                 "%s row %u column %u: scale %a, the oracle's %a", quant->name, row, k, (double)own,
-                 (double)scale);
-    for (uint32_t i = 0; i < n; i++) {
-        const float code = ep_ffn_weight_code(quant->format, line, k + i);
-        cr_assert_eq(ep_f32_bits(code), ep_f32_bits(codes[i]),
-                     "%s row %u column %u: %a by %a is %a, the oracle's %a", quant->name, row,
-                     k + i, (double)values[i], (double)scale, (double)code, (double)codes[i]);
-        const double error = (double)values[i] - (double)(code * own);
-        io_errors[k + i] += error * error;
+    cr_assert_leq(m->columns, COLUMNS_MAX);
+    ref_quant_row(oracle, values, m->columns, scales, offsets, codes);
+    for (uint32_t k = 0; k < m->columns; k++) {
+        const uint32_t g = k / EP_MX_GROUP;
+        const float scale =
+            ep_ffn_weight_scale(quant->format, m->scales, m->rows, m->columns, row, g);
+        const float offset = has_offsets(quant) ? ep_ffn_weight_offset(quant->format, m->scales,
+                                                                       m->rows, m->columns, row, g)
+                                                : 0.0f;
+        const float code = ep_ffn_weight_code(quant->format, line, k);
+        cr_assert_eq(ep_f32_bits(scale + 0.0f), ep_f32_bits(scales[g] + 0.0f),
+                     "%s row %u column %u: scale %a, the oracle's %a", quant->name, row, k,
+                     (double)scale, (double)scales[g]);
+        cr_assert_eq(ep_f32_bits(offset), ep_f32_bits(offsets[g]),
+                     "%s row %u column %u: offset %a, the oracle's %a", quant->name, row, k,
+                     (double)offset, (double)offsets[g]);
+        cr_assert_eq(ep_f32_bits(code), ep_f32_bits(codes[k]),
+                     "%s row %u column %u: %a by %a is %a, the oracle's %a", quant->name, row, k,
+                     (double)values[k], (double)scale, (double)code, (double)codes[k]);
+        const double error = (double)values[k] - (double)(code * scale - offset);
+        io_errors[k] += error * error;
+    }
+}
+
+/* As a block of GGUF could hold them. */
+static void expect_parts(const made *m, const ep_weight_quant *quant)
+{
+    const ep_scale_arrays arrays = ep_weight_scale_arrays(quant->format, m->rows, m->columns);
+    const size_t parts = has_offsets(quant) ? arrays.scales + arrays.offsets : 0;
+    for (size_t i = 0; i < parts; i++) {
+        cr_assert_leq(m->scales[i], 63);
+    }
+    for (size_t i = 0; i < arrays.scale_factors + arrays.offset_factors; i += sizeof(float)) {
+        float factor;
+        memcpy(&factor, m->scales + parts + i, sizeof(factor));
+        cr_assert(isfinite(factor) && ep_f16_to_f32(ep_f32_to_f16(factor)) == factor, "%a",
+                  (double)factor);
     }
 }
 
@@ -143,10 +175,9 @@ static void expect_matrix(const made *m, const ep_weight_quant *quant, enum ref_
     double *errors = calloc(m->columns, sizeof(*errors));
     double sum = 0;
     uint32_t count = 0;
+    expect_parts(m, quant);
     for (uint32_t r = 0; r < m->rows; r++) {
-        for (uint32_t k = 0; k < m->columns; k += EP_MX_GROUP) {
-            expect_group(m, quant, oracle, r, k, errors);
-        }
+        expect_row(m, quant, oracle, r, errors);
     }
     for (uint32_t k = 0; k < m->columns; k++) {
         double squares = 0;
@@ -165,7 +196,7 @@ static void expect_matrix(const made *m, const ep_weight_quant *quant, enum ref_
 
 Test(weight_quant, every_code_and_scale_is_the_oracles)
 {
-    static const uint32_t widths[] = {1, 31, 32, 33, 47, 64, 96, 100};
+    static const uint32_t widths[] = {1, 31, 32, 33, 47, 64, 96, 100, 256, 257, 600};
     uint64_t state = 20;
     for (size_t q = 0; q < EP_ARRAY_COUNT(quants); q++) {
         const ep_weight_quant *quant = ep_weight_quant_find(quants[q].name);
@@ -197,10 +228,59 @@ Test(weight_quant, bytes_behind_a_row_are_set)
     drop(&m);
 }
 
+static void set_line(made *m, size_t group, float step, float minimum)
+{
+    for (size_t i = 0; i < EP_MX_GROUP; i++) {
+        set_value(m, group * EP_MX_GROUP + i, (float)(i % 16) * step - minimum);
+    }
+}
+
+static void set_equal(made *m, size_t group, float value)
+{
+    for (size_t i = 0; i < EP_MX_GROUP; i++) {
+        set_value(m, group * EP_MX_GROUP + i, value);
+    }
+}
+
+/* Lines whose parts of 6 bits are whole numbers are kept as they are. */
+Test(weight_quant, q4_k_of_groups_made_by_hand)
+{
+    enum { STEP, THIRD, ZEROS, ABOVE, BELOW, OUTLIER, LAST, GROUPS = 10 };
+    const ep_weight_quant *quant = ep_weight_quant_find("q4_k");
+    static const uint8_t parts[GROUPS] = {63, 21, 0, 21, 0, 63, 1, 0, 63, 63};
+    static const uint8_t minima[GROUPS] = {63, 7, 0, 0, 14, 0, 0, 0, 0, 63};
+    static const float factors[4] = {0x1p-8f, 0x1p-3f, 0x1p-7f, 0x1p-5f};
+    made m = make(EP_DTYPE_F32, 1, GROUPS * EP_MX_GROUP);
+    set_line(&m, STEP, 63 * 0x1p-8f, 63 * 0x1p-7f);
+    set_line(&m, THIRD, 21 * 0x1p-8f, 7 * 0x1p-7f);
+    set_equal(&m, ZEROS, 0);
+    set_equal(&m, ABOVE, 15 * 21 * 0x1p-8f);
+    set_equal(&m, BELOW, -14 * 0x1p-7f);
+    set_value(&m, OUTLIER * EP_MX_GROUP + 9, 15 * 63 * 0x1p-8f);
+    set_line(&m, LAST, 0x1p-8f, 0);
+    set_line(&m, 8, 63 * 0x1p-3f, 0); /* of the second block, which has two groups */
+    set_line(&m, 9, 63 * 0x1p-3f, 63 * 0x1p-5f);
+    cr_assert_eq(quantize(&m, quant), EP_OK);
+    cr_expect_eq(m.result.error, 0);
+    cr_expect_arr_eq(m.scales, parts, sizeof(parts));
+    cr_expect_arr_eq(m.scales + GROUPS, minima, sizeof(minima));
+    cr_expect_arr_eq(m.scales + 2 * sizeof(parts), factors, sizeof(factors));
+    for (size_t k = 0; k < GROUPS * EP_MX_GROUP; k++) {
+        const size_t group = k / EP_MX_GROUP;
+        const unsigned code = m.codes[k / 2] >> (k % 2 * 4) & 15u;
+        const unsigned wanted = group == ZEROS || group == BELOW || group == 7 ? 0
+                                : group == ABOVE                               ? 15
+                                : group == OUTLIER ? (k % EP_MX_GROUP == 9 ? 15 : 0)
+                                                   : k % 16;
+        cr_expect_eq(code, wanted, "column %zu: %u, wanted %u", k, code, wanted);
+    }
+    drop(&m);
+}
+
 /* As the header has them. */
 Test(weight_quant, errors_of_normal_weights_are_as_stated)
 {
-    static const double wanted[] = {0.0053, 0.0815, 0.1115};
+    static const double wanted[] = {0.0053, 0.0815, 0.1115, 0.0743};
     uint64_t state = 3;
     for (size_t q = 0; q < EP_ARRAY_COUNT(quants); q++) {
         const ep_weight_quant *quant = ep_weight_quant_find(quants[q].name);
@@ -235,15 +315,17 @@ Test(weight_quant, a_column_of_outliers_is_beyond_the_bound)
 /* Scales in f16 end at 2^-24: what is lost must show. */
 Test(weight_quant, weights_too_small_for_their_scales_are_beyond_the_bound)
 {
-    const ep_weight_quant *quant = ep_weight_quant_find("int8-g32");
+    static const char *const names[] = {"int8-g32", "q4_k"};
     uint64_t state = 5;
-    made m = make(EP_DTYPE_F32, 16, 64);
-    for (size_t i = 0; i < (size_t)16 * 64; i++) {
-        set_value(&m, i, 1e-9f * normal(&state));
+    for (size_t q = 0; q < EP_ARRAY_COUNT(names); q++) {
+        made m = make(EP_DTYPE_F32, 16, 64);
+        for (size_t i = 0; i < (size_t)16 * 64; i++) {
+            set_value(&m, i, 1e-9f * normal(&state));
+        }
+        cr_assert_eq(quantize(&m, ep_weight_quant_find(names[q])), EP_OK);
+        cr_expect_gt(m.result.error, 0.9);
+        drop(&m);
     }
-    cr_assert_eq(quantize(&m, quant), EP_OK);
-    cr_expect_gt(m.result.error, 0.9);
-    drop(&m);
 }
 
 Test(weight_quant, what_is_not_finite_or_too_large_is_named)

@@ -21,7 +21,7 @@ static void remove_dir(void)
 
 TestSuite(weight_judge, .fini = remove_dir);
 
-static const char *const names[] = {"int8-g32", "int4-g32", "mxfp4"};
+static const char *const names[] = {"int8-g32", "int4-g32", "mxfp4", "q4_k"};
 
 static ep_checkpoint *open_quantised(const char *name)
 {
