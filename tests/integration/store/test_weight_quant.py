@@ -83,8 +83,8 @@ def tells_its_errors(c, url, name, node, quant):
         for of, key in ("weights", "weight_quant_error"), ("outputs", "weight_quant_output_error"):
             assert abs(measured[f"{layer['layer']}{of}"] / layer[key] - 1) < 1e-12, (measured, layer)
     lines = [line for line in c.log(name) if line["event"] == "weight-quant"]
-    assert len(lines) == 1, lines
-    line, worst = lines[0], max(shown, key=lambda layer: layer["weight_quant_error"])
+    assert lines, "no line tells of the errors" # a node that is slow to queue its experts ends its first pass more than once
+    line, worst = lines[-1], max(shown, key=lambda layer: layer["weight_quant_error"])
     assert (line["weight_quant"], line["layer"], line["error"], line["output_error"]) == (quant, str(worst["layer"]), f"{max(weights):.4f}", f"{max(outputs):.4f}"), line
     whole = max(weights), max(outputs)
     wait_for("a heartbeat", lambda: whole in [(n["weight_quant_error"], n["weight_quant_output_error"]) for n in status(c, url)["nodes"]])
