@@ -26,7 +26,7 @@
  *      outputs i and i+16 (i+32 and i+48) of k, then of k + 1. Of 4 bits: columns k, k + 1 share 64
  *      bytes; 32-bit word i holds outputs i, i+16, i+32, i+48 of k in its lower four nibbles and of
  *      k + 1 in the upper four. So shifts and table look-ups widen 16 outputs or pairs at a time.
- *      formats of family w4a8 in it: columns 8 p..8 p + 7 of outputs 16 j..16 j + 15 share
+ *      the formats of w4a8, in that family: columns 8 p..8 p + 7 of outputs 16 j..16 j + 15 share
  *      64 bytes, p first, then j; 32-bit word i has the codes of output 16 j + i, in byte b those
  *      of columns 8 p + b (lower nibble) and 8 p + 4 + b.
  * Panels of w8a8      [ceil(k/4)][64][4] bytes, then 64 scales in f32, then for each output -128

@@ -105,6 +105,10 @@ static void write_plain(const panel_rows *panel, uint8_t *to)
 }
 
 enum { GROUP_MOST = 128 }; /* columns */
+#define CHECK_GROUP(name, number, text, codes, group, scales, offsets)                             \
+    _Static_assert((group) <= GROUP_MOST, text " has longer groups");
+EP_WEIGHTS_MAP(CHECK_GROUP)
+#undef CHECK_GROUP
 
 /* The bytes of columns first..first + n - 1 of each row's codes; columns that are missing have the
  * code of zero. */

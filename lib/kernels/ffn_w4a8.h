@@ -31,8 +31,7 @@
 #include "kernels/ffn_kernel.h"
 #include "kernels/ffn_widen.h"
 
-#define EP_FFN_W4A8_QUADS 8u      /* of a group: its first lines */
-#define EP_FFN_W4A8_SCALE_LINE 8u /* then these */
+#define EP_FFN_W4A8_SCALE_LINE 8u /* of a group, behind a line for each quad */
 #define EP_FFN_W4A8_START_LINE 9u
 /* The codes of 64 outputs and 32 columns: [4 pairs of quads][64][4]. */
 #define EP_FFN_W4A8_CODE_BYTES (EP_MX_GROUP * EP_FFN_PANEL / 2u)

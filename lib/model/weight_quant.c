@@ -323,7 +323,7 @@ static float factor_of(float greatest)
     return ep_f16_to_f32(ep_f32_to_f16(factor > 65504.0f ? 65504.0f : factor));
 }
 
-static uint8_t part_of(float value, float inverse)
+static uint8_t nearest_part(float value, float inverse)
 {
     float part = value * inverse;
     part = part > 63.0f ? 63.0f : part;
@@ -347,13 +347,13 @@ static uint8_t settle_minimum(const float *values, line found, line factor, line
                               line *stored, float *codes)
 {
     float again[GROUP];
-    uint8_t part = part_of(found.minimum, inverse.minimum);
+    uint8_t part = nearest_part(found.minimum, inverse.minimum);
     stored->minimum = (float)part * factor.minimum;
     const float error = line_codes(values, *stored, codes);
     const float suits = (sum(codes) * stored->scale - sum(values)) / (float)GROUP;
-    const uint8_t other = part_of(suits, inverse.minimum);
+    const uint8_t other = nearest_part(suits, inverse.minimum);
     const line moved = {stored->scale, (float)other * factor.minimum};
-    if (line_codes(values, moved, again) < error) {
+    if (other != part && line_codes(values, moved, again) < error) {
         memcpy(codes, again, sizeof(again));
         *stored = moved;
         part = other;
@@ -377,7 +377,7 @@ static void to_q4_k(group *groups, uint32_t count, scale_places *to)
     for (uint32_t n = 0; n < count; n++) {
         group *g = &groups[n];
         float codes[GROUP];
-        const uint8_t part = part_of(lines[n].scale, inverse.scale);
+        const uint8_t part = nearest_part(lines[n].scale, inverse.scale);
         line stored = {(float)part * factor.scale, 0};
         const uint8_t minimum =
             settle_minimum(g->values, lines[n], factor, inverse, &stored, codes);

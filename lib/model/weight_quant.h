@@ -35,8 +35,8 @@
  * Root mean square of the error over that of the weights, drawn from a normal distribution and from
  * Student's with 3 degrees of freedom: int8-g32 .0054, .0084; int4-g32 .082, .124 (amax / 7 has
  * .097, .144; m / -8 has .086, .128; nineteen scales instead of five .081, .123); mxfp4 .111, .137
- * (without the second scale .114, .141); q4_k .074, .095 (the first line alone .078, .101; a fourth
- * .0738 instead of .0743).
+ * (without the second scale .114, .141); q4_k .074, .095 (the first line alone
+ * .077, .100; one more step of least squares .0735 instead of .0740).
  *
  * Threads  pure.
  */
@@ -68,7 +68,9 @@ void ep_weight_quant_version(const char *files_version, const ep_weight_quant *q
 typedef struct ep_weight_quant_result {
     /* Root mean square over the columns of: length of the column's error / length of the column.
      * So each input counts alike, however large its weights are: a column of large values that
-     * costs its neighbours their digits shows. Columns of zeros do not count. */
+     * costs its neighbours their digits shows. Columns of zeros do not count; q4_k has no
+     * exact zero, so there they change by up to half a step, and columns of next to nothing count
+     * as far off. */
     double error;
     uint32_t row; /* of a value that is refused */
     uint32_t column;

@@ -5,7 +5,7 @@
 behind a short prompt and of one long prompt, memory, and time until ready. One engine at a time is in memory, as the model does not fit twice into most
 machines: rounds go over all of them, each started anew with its files out of the page cache; medians over rounds are reported.
 
-bench_whole.py BUILD SOURCE JSON [layers=48] [rounds=3] [batch=1,8,32] [prompt=2048] [new=24] [engine=NAME,..] [server=PROGRAM]
+bench_whole.py BUILD SOURCE JSON [layers=48] [rounds=3] [batch=1,8,32] [prompt=2048] [new=24] [engine='NAME;..'] [server=PROGRAM]
                [dense=float16] [keep=FOLDER] [profile=BATCH]
 
 dense is how transformers holds its dense part where that is not in 8 bits; without, as this CPU computes it quickest. server is a llama-server to use instead
@@ -140,6 +140,8 @@ class Bench:
         if why is not None:
             print(f"  {name} missing: {why}", flush=True)
             self.missing[name] = why
+            self.found.pop(name, None)
+            self.firsts.pop(name, None)
             return
         self.keep(name, "ready", ready)
         for program, most in memory.most.items():

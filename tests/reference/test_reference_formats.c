@@ -185,7 +185,6 @@ Test(reference_formats, told_families_leave_what_they_have_not)
     cr_expect_eq(ref_format_family(REF_FORMAT_F8, REF_PORTABLE), REF_PORTABLE);
 }
 
-/* Groups of 32, 32 and 1 columns. */
 Test(reference_formats, an_empty_level_of_the_cpu_cuts_nothing)
 {
     unsetenv("EXPERTD_NUMERICS");
@@ -195,6 +194,7 @@ Test(reference_formats, an_empty_level_of_the_cpu_cuts_nothing)
     cr_expect_eq(ref_family_default(), uncut);
 }
 
+/* Groups of 32, 32 and 1 columns. */
 Test(reference_formats, rows_of_w4a8_become_int8_by_groups)
 {
     float x[65] = {-254.0f, 1.0f, 3.0f, 5.1f, -3.0f}; /* scale 2: 0.5 and 1.5 are ties */

@@ -16,6 +16,7 @@
 
 #define AHEAD_BYTES 4096u
 #define BLOCK_GROUPS 16u /* stay near while all chunks pass */
+_Static_assert(BLOCK_GROUPS % (EP_SCALE_BLOCK / EP_MX_GROUP) == 0, "factors begin with a block");
 #define TILE_OUTPUTS (VECTORS * VECTOR_FLOATS)
 
 /* The lower nibbles of 32 bytes as unsigned weights. */
