@@ -3,7 +3,6 @@
 #include "options/options_internal.h"
 
 #include <argp.h>
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,14 +50,6 @@ static const struct argp_option general[] = {
     {"json", KEY_JSON, NULL, 0, "With --version: as JSON", 0},
     {"help", KEY_ACTION + EP_ACTION_HELP, NULL, 0, "Print this help and exit", 0},
 };
-
-void ep_option_flag_name(const ep_option *option, char *out, size_t bytes)
-{
-    snprintf(out, bytes, "%s", option->flag != NULL ? option->flag : option->name);
-    for (char *p = out; *p != 0; p++) {
-        *p = *p == '_' ? '-' : *p;
-    }
-}
 
 static void describe(const ep_options_spec *spec, const ep_option *option, built_texts *out)
 {

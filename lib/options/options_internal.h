@@ -46,8 +46,6 @@ ep_err ep_option_list_add_text(const ep_option *option, ep_option_value *list, c
 ep_err ep_option_list_check_count(const ep_option *option, const ep_option_value *list,
                                   ep_error *out_error);
 void ep_option_value_clear(const ep_option *option, ep_option_value *value);
-/* Index in the table, or SIZE_MAX. */
-size_t ep_options_find(const ep_option *options, size_t count, const char *name);
 /* "0..10m", "true, false", into out. */
 void ep_option_describe_allowed(const ep_option *option, char *out, size_t bytes);
 /* How --help, the sample and the man page explain sizes and times. */
@@ -56,9 +54,10 @@ void ep_option_describe_allowed(const ep_option *option, char *out, size_t bytes
     "Times: with us, ms, s, m or h, else of the unit in the key's name." line_end                  \
     "Fractions are taken where they are exact: 1.5G."
 
+/* Index in the table, or SIZE_MAX. */
+size_t ep_options_find(const ep_option *options, size_t count, const char *name);
 /* The name most like a misspelt one, or NULL. */
 const char *ep_options_nearest(const ep_option *options, size_t count, const char *name);
-
 /* "--drain-ms" without dashes before, "EXPERTD_DRAIN_MS". */
 void ep_option_flag_name(const ep_option *option, char *out, size_t bytes);
 void ep_option_env_name(const ep_options_spec *spec, const ep_option *option, char *out,
