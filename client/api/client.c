@@ -39,7 +39,7 @@ static ep_err start_client(ep_client *client, ep_error *out_error)
         err = ep_timer_service_create("ep-client", &client->timers);
     }
     if (err == EP_OK) {
-        err = ep_call_workers_create(ep_call_run_handed, &client->workers);
+        err = ep_call_workers_create(&client->workers);
     }
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "a client's threads or pool cannot be made: %s",

@@ -227,7 +227,7 @@ void ep_call_run_handed(ep_call *call)
     ep_call_unuse(call);
 }
 
-static void on_timer(ep_timer *timer, void *arg)
+void ep_call_on_timer(ep_timer *timer, void *arg)
 {
     ep_call *call = arg;
     (void)timer;
@@ -235,7 +235,7 @@ static void on_timer(ep_timer *timer, void *arg)
     ep_call_unuse(call);
 }
 
-static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error)
+void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error)
 {
     ep_call_frame *frame = arg;
     ep_call_check_answer(frame, reply, error);
@@ -267,7 +267,7 @@ ep_err ep_call_acquire(ep_client *client, ep_call_form form, ep_call **out_call,
 {
     ep_call *call =
         form == EP_FORM_PREPARED ? NULL : ep_call_registry_take_spare(&client->registry);
-    if (call == NULL && ep_call_new(client, on_timer, on_reply, &call) != EP_OK) {
+    if (call == NULL && ep_call_new(client, &call) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a call");
     }
     call->client = ep_client_ref(client);

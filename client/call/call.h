@@ -19,7 +19,6 @@
 #ifndef EP_CLIENT_CALL_H
 #define EP_CLIENT_CALL_H
 
-#include "call/call_registry.h"
 #include "call/call_state.h"
 #include "call/call_trace.h"
 #include "call/client_core.h"
@@ -111,7 +110,6 @@ struct ep_call {
     ep_call_spec spec; /* spec.batch.tokens: this run's T */
     uint32_t tokens_max;
     struct ep_stream_call *stream_call; /* api's; NULL: its tensors are not on a device */
-    ep_rpc_reply_func on_reply;         /* of its frames */
     ep_timer timer;
     bool timer_used;   /* armed since the call was acquired */
     uint64_t timer_ns; /* what it is armed for; 0 not known */
@@ -179,11 +177,11 @@ struct ep_call {
 /* ---- call_memory.c: what a call holds ---- */
 
 /* Errors: NO_MEMORY. */
-ep_err ep_call_new(ep_client *client, ep_timer_func on_timer, ep_rpc_reply_func on_reply,
-                   ep_call **out_call);
+ep_err ep_call_new(ep_client *client, ep_call **out_call);
 void ep_call_free(ep_call *call);
 void ep_call_unref(ep_call *call);
-/* Ends ep_call_use. */
+/* A reference to the call that ep_client_destroy waits for; ep_call_unuse ends it. */
+void ep_call_use(ep_call *call);
 void ep_call_unuse(ep_call *call);
 /* Room for everything a run of spec's tokens, or fewer, needs, so that it allocates nothing.
  * Errors: NO_MEMORY. */
@@ -230,6 +228,9 @@ void ep_call_wait(ep_call *call);
 void ep_call_stop(ep_call *call);
 /* On a worker: a call that was handed to it. */
 void ep_call_run_handed(ep_call *call);
+/* Its timer's function, and that of its frames' requests: arg is the call, the frame. */
+void ep_call_on_timer(ep_timer *timer, void *arg);
+void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error);
 
 /* Lets every call look again that waits for a newer table or a node. */
 void ep_calls_wake(ep_client *client);

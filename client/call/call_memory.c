@@ -13,8 +13,7 @@
 
 /* ---- the object ---- */
 
-ep_err ep_call_new(ep_client *client, ep_timer_func on_timer, ep_rpc_reply_func on_reply,
-                   ep_call **out_call)
+ep_err ep_call_new(ep_client *client, ep_call **out_call)
 {
     ep_call *call = calloc(1, sizeof(*call));
     if (call == NULL) {
@@ -23,9 +22,8 @@ ep_err ep_call_new(ep_client *client, ep_timer_func on_timer, ep_rpc_reply_func 
     pthread_cond_init(&call->changed, NULL);
     pthread_mutex_init(&call->lock, NULL);
     ep_routing_plan_init(&call->plan);
-    ep_timer_init(&call->timer, on_timer, call);
+    ep_timer_init(&call->timer, ep_call_on_timer, call);
     ep_call_state_init(&call->state, &client->budget, ep_random_id());
-    call->on_reply = on_reply;
     *out_call = call;
     return EP_OK;
 }
@@ -72,6 +70,12 @@ void ep_call_unref(ep_call *call)
         ep_call_free(call);
     }
     ep_client_unref(client);
+}
+
+void ep_call_use(ep_call *call)
+{
+    ep_client_use(call->client);
+    __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
 }
 
 void ep_call_unuse(ep_call *call)

@@ -182,7 +182,7 @@ static ep_err start_request(ep_call *call, ep_call_frame *frame,
     if (frame->trace.is_on) {
         ep_call_trace_exchange_begin(frame, request.id);
     }
-    ep_err err = ep_peer_link_call(frame->link, &request, call->on_reply, frame, &frame->channel,
+    ep_err err = ep_peer_link_call(frame->link, &request, ep_call_on_reply, frame, &frame->channel,
                                    &frame->rpc_id, out_error);
     if (err != EP_OK) {
         if (frame->trace.exchange_open) {

@@ -10,7 +10,6 @@
 #define WORKERS 2
 
 struct ep_call_workers {
-    void (*run)(ep_call *call);
     pthread_mutex_t lock;
     pthread_cond_t wake;
     ep_call *head;
@@ -36,20 +35,19 @@ static void *worker_main(void *arg)
             w->tail = NULL;
         }
         pthread_mutex_unlock(&w->lock);
-        w->run(call);
+        ep_call_run_handed(call);
         pthread_mutex_lock(&w->lock);
     }
     pthread_mutex_unlock(&w->lock);
     return NULL;
 }
 
-ep_err ep_call_workers_create(void (*run)(ep_call *call), ep_call_workers **out_workers)
+ep_err ep_call_workers_create(ep_call_workers **out_workers)
 {
     ep_call_workers *w = calloc(1, sizeof(*w));
     if (w == NULL) {
         return EP_ERR_NO_MEMORY;
     }
-    w->run = run;
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wake, NULL);
     for (uint32_t i = 0; i < WORKERS; i++) {

@@ -16,10 +16,10 @@
 typedef struct ep_call_workers ep_call_workers;
 
 /* Errors: NO_MEMORY, IO. */
-ep_err ep_call_workers_create(void (*run)(ep_call *call), ep_call_workers **out_workers);
+ep_err ep_call_workers_create(ep_call_workers **out_workers);
 /* When every call has ended. Waits for both threads; not from one. NULL allowed. */
 void ep_call_workers_destroy(ep_call_workers *workers);
-/* A worker calls run. The call is busy with nobody; a use goes with it. */
+/* A worker runs ep_call_run_handed. The call is busy with nobody; a use goes with it. */
 void ep_call_workers_post(ep_call_workers *workers, ep_call *call);
 
 #endif

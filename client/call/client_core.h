@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a client is made of, for the files of this folder.
+ * What a client is made of, who uses it, and lists of its calls under one short lock: those
+ * running, those that wait for a newer table or a node, and spare ones kept for reuse. What is to
+ * be done with a call that comes out is its taker's matter.
  *
  * Ownership  a client is counted: its owner and every call object hold it. `uses` counts what still
  *            runs on its threads: calls under way, answers not yet processed, timers, functions of
@@ -9,8 +11,11 @@
 #ifndef EP_CLIENT_CLIENT_CORE_H
 #define EP_CLIENT_CLIENT_CORE_H
 
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "base/host.h"
-#include "call/call_registry.h"
 #include "call/call_workers.h"
 #include "cluster/cluster.h"
 #include "expertd/client.h"
@@ -20,6 +25,36 @@
 #include "call/retry_budget.h"
 
 #define EP_CLIENT_NORMS 8 /* more models share them */
+#define EP_CALLS_SPARE_MAX 16
+#define EP_CALLS_SPARE_BYTES_MAX ((size_t)64 << 20) /* arrays of all spare calls together */
+
+typedef struct ep_call_links { /* in ep_call; guarded by the registry's lock */
+    ep_call *running_prev;
+    ep_call *running_next;
+    ep_call *waiting_prev;
+    ep_call *waiting_next;
+    uint64_t waiting_since; /* wake generation when it began to wait */
+    bool running;
+    bool waiting;
+    bool cancelled;     /* ep_call_registry_next_to_cancel gave it out */
+    size_t spare_bytes; /* of its arrays, while spare */
+} ep_call_links;
+
+typedef struct ep_call_registry {
+    pthread_mutex_t lock;
+    pthread_cond_t idle;
+    uint64_t uses;            /* atomic: ep_client_use */
+    uint64_t wake_generation; /* atomic */
+    ep_call *running;
+    uint32_t running_count;
+    uint32_t running_max;
+    ep_call *waiting_head;
+    ep_call *waiting_tail;
+    ep_call *spare; /* linked by running_next */
+    uint32_t spare_count;
+    size_t spare_bytes;
+    bool closing; /* atomic */
+} ep_call_registry;
 
 typedef struct ep_client_counters { /* atomic */
     uint64_t calls;
@@ -88,5 +123,33 @@ static inline void ep_count(uint64_t *counter, uint64_t amount)
 {
     __atomic_fetch_add(counter, amount, __ATOMIC_RELAXED);
 }
+
+/* ---- lists of its calls ---- */
+
+void ep_call_registry_init(ep_call_registry *out_registry, uint32_t running_max);
+
+/* Errors: RESOURCE_EXHAUSTED (calls_max, named), CLOSED. */
+ep_err ep_call_registry_add(ep_call_registry *registry, ep_call *call, ep_error *out_error);
+/* Also ends waiting. */
+void ep_call_registry_remove(ep_call_registry *registry, ep_call *call);
+/* The next wake gives out the call. seen: wake_generation as the caller read it. False when a wake
+ * came since: then look again instead. */
+bool ep_call_registry_wait(ep_call_registry *registry, ep_call *call, uint64_t seen);
+/* Begins a wake: its generation. */
+uint64_t ep_call_registry_wake(ep_call_registry *registry);
+/* The next call that waits since before this wake, with a use; NULL when there is none. */
+ep_call *ep_call_registry_next_woken(ep_call_registry *registry, uint64_t generation);
+
+/* NULL when there is none. */
+ep_call *ep_call_registry_take_spare(ep_call_registry *registry);
+/* bytes: what its arrays hold. False when enough are kept already; the call stays the caller's. */
+bool ep_call_registry_keep_spare(ep_call_registry *registry, ep_call *call, size_t bytes);
+
+/* No new calls, and none becomes spare. */
+void ep_call_registry_close(ep_call_registry *registry);
+/* After that: the next call that runs, once each, with a use; NULL when there is none. */
+ep_call *ep_call_registry_next_to_cancel(ep_call_registry *registry);
+/* Waits until uses is 0, at most timeout_us; true when it is. */
+bool ep_call_registry_wait_idle(ep_call_registry *registry, uint64_t timeout_us);
 
 #endif

@@ -40,7 +40,7 @@ ep_err __wrap_ep_timer_arm(ep_timer_service *service, ep_timer *timer, uint64_t 
 bool __wrap_ep_timer_cancel(ep_timer_service *service, ep_timer *timer);
 bool __wrap_ep_timer_cancel_wait(ep_timer_service *service, ep_timer *timer);
 bool __wrap_ep_timer_on_thread(ep_timer_service *service);
-ep_err __wrap_ep_call_workers_create(void (*run)(ep_call *call), ep_call_workers **out_workers);
+ep_err __wrap_ep_call_workers_create(ep_call_workers **out_workers);
 void __wrap_ep_call_workers_destroy(ep_call_workers *workers);
 void __wrap_ep_call_workers_post(ep_call_workers *workers, ep_call *call);
 ep_err __wrap_ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
@@ -154,7 +154,6 @@ int __wrap_pthread_join(pthread_t handle, void **out_result)
 
 struct ep_call_workers {
     ep_sim_event event;
-    void (*run)(ep_call *call);
     ep_call *head;
     ep_call *tail;
 };
@@ -167,13 +166,12 @@ static void workers_run(ep_sim_event *event, void *arg)
     if (workers->head != NULL) {
         ep_sim_post(sim_env, event, ep_sim_now_ns(sim_env));
     }
-    workers->run(call);
+    ep_call_run_handed(call);
 }
 
-ep_err __wrap_ep_call_workers_create(void (*run)(ep_call *call), ep_call_workers **out_workers)
+ep_err __wrap_ep_call_workers_create(ep_call_workers **out_workers)
 {
     *out_workers = calloc(1, sizeof(**out_workers));
-    (*out_workers)->run = run;
     (*out_workers)->event = (ep_sim_event){.run = workers_run, .arg = *out_workers};
     return EP_OK;
 }

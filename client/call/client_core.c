@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who uses a client, and lists of its calls under one short lock. */
-#include "call/call_registry.h"
-
 #include <inttypes.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "base/clock.h"
-#include "base/error.h"
 #include "call/call.h"
 
 void ep_call_registry_init(ep_call_registry *out_registry, uint32_t running_max)
@@ -15,12 +12,6 @@ void ep_call_registry_init(ep_call_registry *out_registry, uint32_t running_max)
     *out_registry = (ep_call_registry){.running_max = running_max};
     pthread_mutex_init(&out_registry->lock, NULL);
     pthread_cond_init(&out_registry->idle, NULL);
-}
-
-void ep_call_registry_fini(ep_call_registry *registry)
-{
-    pthread_mutex_destroy(&registry->lock);
-    pthread_cond_destroy(&registry->idle);
 }
 
 /* ---- uses ---- */
@@ -32,7 +23,8 @@ void ep_client_unref(ep_client *client)
     if (__atomic_fetch_sub(&client->refs, 1, __ATOMIC_ACQ_REL) != 1) {
         return;
     }
-    ep_call_registry_fini(&client->registry);
+    pthread_mutex_destroy(&client->registry.lock);
+    pthread_cond_destroy(&client->registry.idle);
     ep_rpc_credentials_destroy(client->credentials);
     ep_client_config_free(&client->config);
     ep_fork_guard_fini(&client->guard);
@@ -67,12 +59,6 @@ void ep_client_leave(ep_client *client)
         pthread_mutex_unlock(&registry->lock);
     }
     ep_client_unref(client);
-}
-
-void ep_call_use(ep_call *call)
-{
-    ep_client_use(call->client);
-    __atomic_fetch_add(&call->refs, 1, __ATOMIC_RELAXED);
 }
 
 /* ---- lists ---- */
