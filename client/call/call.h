@@ -133,7 +133,7 @@ struct ep_call {
     uint32_t frames_capacity;
     uint32_t first_frames_max; /* prepared: frames of a run's first sending; else 0 */
     const void **rows;       /* [T * slots per token]; quantised rows: as many scales behind them */
-    const void **row_scales; /* where this run's scales begin, behind its rows */
+    const void **row_scales; /* where this run's scales begin, behind its rows; NULL: plain rows */
     size_t rows_bytes;
     /* slot numbers of the frames of each window's first round, one part per window */
     uint32_t *window_slots;

@@ -37,9 +37,8 @@ static bool has_refused_row(ep_call *call, uint32_t token_begin, uint32_t token_
     if (call->result.error.code != EP_OK) {
         return true;
     }
-    const void *const *scales = batch->combine_quant == EP_COMBINE_PLAIN ? NULL : call->row_scales;
-    if (!ep_combine_find_nonfinite(batch, &call->at.layer->shape, call->rows, scales, token_begin,
-                                   token_end, call->combine_scratch, &found)) {
+    if (!ep_combine_find_nonfinite(batch, &call->at.layer->shape, call->rows, call->row_scales,
+                                   token_begin, token_end, call->combine_scratch, &found)) {
         return false;
     }
     ep_error_set(&call->result.error, EP_ERR_OUT_OF_RANGE,
@@ -66,12 +65,8 @@ static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
         return;
     }
     uint64_t begin_ns = call->spec.want_timing ? ep_clock_now_ns() : 0;
-    if (batch->combine_quant == EP_COMBINE_PLAIN) {
-        ep_combine(batch, shape, call->rows, token_begin, token_end, call->combine_scratch, &out);
-    } else {
-        ep_combine_quantized(batch, shape, call->rows, call->row_scales, token_begin, token_end,
-                             call->combine_scratch, &out);
-    }
+    ep_combine(batch, shape, call->rows, call->row_scales, token_begin, token_end,
+               call->combine_scratch, &out);
     call->combine_ns += begin_ns != 0 ? ep_clock_now_ns() - begin_ns : 0;
 }
 

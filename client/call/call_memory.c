@@ -311,7 +311,9 @@ ep_err ep_call_use_view(ep_call *call, const ep_view_layer *at)
     call->knows_hosts = false; /* places in hosts are those of another table */
     call->chose_hosts = false;
     call->slots_per_token = ep_batch_slots_per_token(&call->spec.batch, &at->layer->shape);
-    call->row_scales = call->rows + (size_t)call->spec.batch.tokens * call->slots_per_token;
+    call->row_scales = call->spec.batch.combine_quant == EP_COMBINE_PLAIN
+                           ? NULL
+                           : call->rows + (size_t)call->spec.batch.tokens * call->slots_per_token;
     call->norm = &call->client->norms[call->class_index][at->model_index % EP_CLIENT_NORMS];
     return EP_OK;
 }

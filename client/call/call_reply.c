@@ -179,7 +179,7 @@ static void place_rows(ep_call *call, const ep_call_frame *frame)
 {
     const ep_batch *batch = &call->spec.batch;
     const ep_reply_layout *layout = &frame->layout;
-    bool has_scales = batch->combine_quant != EP_COMBINE_PLAIN;
+    bool has_scales = call->row_scales != NULL;
     const uint8_t *scales = frame->rows + layout->scales_offset;
     if (batch->node_sum) {
         const uint32_t per_token = call->slots_per_token;

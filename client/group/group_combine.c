@@ -603,7 +603,7 @@ static EP_FLOAT_WORK ep_err sum_rows(const combine_work *w, ep_error *out_error)
     if (w->norm == NULL && !w->quantise) {
         err = check_finite(w, 0, batch.tokens, out_error);
         if (err == EP_OK) {
-            ep_combine(&batch, &w->view->shape, w->rows, 0, batch.tokens, w->scratch, &out);
+            ep_combine(&batch, &w->view->shape, w->rows, NULL, 0, batch.tokens, w->scratch, &out);
         }
         return err;
     }
@@ -615,7 +615,7 @@ static EP_FLOAT_WORK ep_err sum_rows(const combine_work *w, ep_error *out_error)
         if (err != EP_OK) {
             return err;
         }
-        ep_combine(&batch, &w->view->shape, w->rows, t, t + 1, w->scratch, &out);
+        ep_combine(&batch, &w->view->shape, w->rows, NULL, t, t + 1, w->scratch, &out);
         if (w->norm != NULL) {
             norm_token(w, t);
         }

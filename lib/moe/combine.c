@@ -16,7 +16,6 @@
 #include "moe/convert.h"
 #include "moe/node_sum.h"
 #include "moe/quantize.h"
-#include "moe/special_experts.h"
 
 #define SCRATCH_ROWS 5
 #define SCRATCH_ALIGN_FLOATS 16
@@ -74,6 +73,51 @@ static const float *widened_x(const ep_batch *batch, uint32_t token, token_scrat
     return s->x;
 }
 
+static void kernel_rule(uint32_t hidden, const float *x, const float *alpha1, const float *alpha2,
+                        float *out_p1, float *out_p2)
+{
+    float a1 = ep_dotf(alpha1, x, hidden);
+    float a2 = ep_dotf(alpha2, x, hidden);
+    float max = a1 > a2 ? a1 : a2;
+    float e1 = ep_expf(a1 - max);
+    float e2 = ep_expf(a2 - max);
+    float sum = e1 + e2;
+    *out_p1 = e1 / sum;
+    *out_p2 = e2 / sum;
+}
+
+/*
+ * r of a constant expert, into s->row, in f32: neither rounded to the wire type nor weighted.
+ *     kernel  (p1, p2) = softmax(dot(alpha1, x), dot(alpha2, x)); r = p1*x + p2*v, products
+ *             rounded, then the sum
+ *     linear  r = alpha1*x + alpha2*v, element by element
+ * Source of the kernel rule: the Ascend A3 combine kernel; of the linear one: its documentation.
+ */
+static void const_expert(const ep_batch *batch, uint32_t index, const float *x, token_scratch *s)
+{
+    const ep_special_experts *special = &batch->special;
+    const uint32_t hidden = batch->hidden;
+    float *alpha1 = s->work;
+    float *alpha2 = s->work + hidden;
+    float *out = s->row;
+    float p1, p2;
+    ep_row_widen(ep_rows_at(&special->const_alpha1, index), special->const_alpha1.dtype, hidden,
+                 alpha1);
+    ep_row_widen(ep_rows_at(&special->const_alpha2, index), special->const_alpha2.dtype, hidden,
+                 alpha2);
+    ep_row_widen(ep_rows_at(&special->const_v, index), special->const_v.dtype, hidden, out);
+    if (special->const_rule == EP_CONST_LINEAR) {
+        for (uint32_t i = 0; i < hidden; i++) {
+            out[i] = alpha1[i] * x[i] + alpha2[i] * out[i];
+        }
+        return;
+    }
+    kernel_rule(hidden, x, alpha1, alpha2, &p1, &p2);
+    for (uint32_t i = 0; i < hidden; i++) {
+        out[i] = p1 * x[i] + p2 * out[i];
+    }
+}
+
 static bool repairs(const ep_batch *batch)
 {
     return batch->rows_policy == EP_NAN_ZERO || batch->rows_policy == EP_NAN_MEAN;
@@ -87,7 +131,7 @@ static const float *special_row(const ep_batch *batch, uint32_t token, ep_slot_k
     if (kind == EP_SLOT_COPY) {
         return x;
     }
-    ep_const_expert(&batch->special, index, batch->hidden, x, s->work, s->row);
+    const_expert(batch, index, x, s);
     if (repairs(batch)) {
         ep_floats_repair(s->row, batch->hidden, batch->rows_policy, batch->wire_dtype);
     }
@@ -240,18 +284,8 @@ static EP_FLOAT_WORK void combine_rows(const ep_batch *batch, const ep_layer_sha
 }
 
 void ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
-                uint32_t token_begin, uint32_t token_end, float *scratch, const ep_combine_out *out)
-{
-    sent_rows sent = {rows, NULL};
-    const ep_float_env env = ep_float_env_begin();
-    combine_rows(batch, shape, &sent, token_begin, token_end, scratch, out);
-    ep_float_env_end(env);
-}
-
-void ep_combine_quantized(const ep_batch *batch, const ep_layer_shape *shape,
-                          const void *const *rows, const void *const *row_scales,
-                          uint32_t token_begin, uint32_t token_end, float *scratch,
-                          const ep_combine_out *out)
+                const void *const *row_scales, uint32_t token_begin, uint32_t token_end,
+                float *scratch, const ep_combine_out *out)
 {
     sent_rows sent = {rows, row_scales};
     const ep_float_env env = ep_float_env_begin();

@@ -39,14 +39,10 @@ typedef struct ep_combine_out {
 
 /* scratch: ep_combine_scratch_floats(hidden) floats, 64-byte aligned. */
 size_t ep_combine_scratch_floats(uint32_t hidden);
+/* row_scales: NULL for plain rows. */
 void ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
-                uint32_t token_begin, uint32_t token_end, float *scratch,
-                const ep_combine_out *out);
-/* The same for rows as EP_COMBINE_INT8 brings them. */
-void ep_combine_quantized(const ep_batch *batch, const ep_layer_shape *shape,
-                          const void *const *rows, const void *const *row_scales,
-                          uint32_t token_begin, uint32_t token_end, float *scratch,
-                          const ep_combine_out *out);
+                const void *const *row_scales, uint32_t token_begin, uint32_t token_end,
+                float *scratch, const ep_combine_out *out);
 
 /* An element of an expert's row that is NaN or Inf. */
 typedef struct ep_nonfinite {
@@ -56,8 +52,8 @@ typedef struct ep_nonfinite {
     float value;
 } ep_nonfinite;
 
-/* The first one among the rows that count. rows, row_scales (NULL: plain rows), scratch and the
- * range of tokens as for the combine. false: none, and out_found is left as it is. */
+/* The first one among the rows that count. rows, row_scales, scratch and the range of tokens as for
+ * the combine. false: none, and out_found is left as it is. */
 bool ep_combine_find_nonfinite(const ep_batch *batch, const ep_layer_shape *shape,
                                const void *const *rows, const void *const *row_scales,
                                uint32_t token_begin, uint32_t token_end, float *scratch,

@@ -183,7 +183,7 @@ static void run_combine(rank_state *r)
 {
     ep_batch batch = batch_of(r, r->x, r->ids, TOKENS);
     ep_combine_out out = {.data = r->y_local, .token_stride_bytes = ROW_BYTES};
-    ep_combine(&batch, layer_local_shape(r->local), r->rows, 0, TOKENS, r->scratch, &out);
+    ep_combine(&batch, layer_local_shape(r->local), r->rows, NULL, 0, TOKENS, r->scratch, &out);
 }
 
 static ep_client *open_client(const char *const *urls, size_t count)

@@ -364,7 +364,7 @@ static void run_fixed(rank_state *r)
     }
     ep_batch batch = batch_of(TOKENS, TOP_K, r->x, r->ids, r->scales);
     ep_combine_out out = {.data = r->y, .token_stride_bytes = ROW_BYTES};
-    ep_combine(&batch, layer_local_shape(r->local), r->rows, 0, TOKENS, r->scratch, &out);
+    ep_combine(&batch, layer_local_shape(r->local), r->rows, NULL, 0, TOKENS, r->scratch, &out);
     for (uint32_t i = 0; i < count; i++) {
         ep_buffer_unref(pieces[i].send);
         ep_buffer_unref(pieces[i].recv);

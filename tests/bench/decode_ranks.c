@@ -286,7 +286,7 @@ void decode_ranks_call(decode_ranks *ranks, const ep_batch *batch, uint16_t *out
             ranks->rows[ranks->slot_at[at]] = rows + (size_t)(at - first) * DECODE_ROW_BYTES;
         }
     }
-    ep_combine(batch, &shape, ranks->rows, 0, batch->tokens, ranks->scratch,
+    ep_combine(batch, &shape, ranks->rows, NULL, 0, batch->tokens, ranks->scratch,
                &(ep_combine_out){.data = out, .token_stride_bytes = DECODE_ROW_BYTES});
     rank_mesh_flush(ranks->mesh);
 }

@@ -252,7 +252,7 @@ ep_err layer_local_run(layer_local *local, const ep_batch *batch, void *out)
     ep_combine_out combined = {.data = out,
                                .token_stride_bytes =
                                    (int64_t)(batch->hidden * ep_dtype_bytes(batch->out_dtype))};
-    ep_combine(batch, &local->shape, local->row_of_slot, 0, batch->tokens, local->scratch,
+    ep_combine(batch, &local->shape, local->row_of_slot, NULL, 0, batch->tokens, local->scratch,
                &combined);
     return err;
 }

@@ -50,11 +50,11 @@ ep_err __real_ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *r
                                 ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id,
                                 ep_error *out_error);
 void __wrap_ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
-                       uint32_t token_begin, uint32_t token_end, float *scratch,
-                       const ep_combine_out *out);
+                       const void *const *row_scales, uint32_t token_begin, uint32_t token_end,
+                       float *scratch, const ep_combine_out *out);
 void __real_ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
-                       uint32_t token_begin, uint32_t token_end, float *scratch,
-                       const ep_combine_out *out);
+                       const void *const *row_scales, uint32_t token_begin, uint32_t token_end,
+                       float *scratch, const ep_combine_out *out);
 
 uint64_t __wrap_ep_clock_now_ns(void)
 {
@@ -75,11 +75,11 @@ ep_err __wrap_ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *r
 }
 
 void __wrap_ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *const *rows,
-                       uint32_t token_begin, uint32_t token_end, float *scratch,
-                       const ep_combine_out *out)
+                       const void *const *row_scales, uint32_t token_begin, uint32_t token_end,
+                       float *scratch, const ep_combine_out *out)
 {
     sim_watch_combine(batch, token_begin, token_end);
-    __real_ep_combine(batch, shape, rows, token_begin, token_end, scratch, out);
+    __real_ep_combine(batch, shape, rows, row_scales, token_begin, token_end, scratch, out);
 }
 
 /* ---- waiting ---- */

@@ -209,8 +209,8 @@ static unsigned run_one(uint64_t seed, unsigned *out_compared)
     ep_combine_out out = {data, (int64_t)(per_token * row_bytes), (int64_t)row_bytes};
 
     uint32_t split = random_below(&rb.state, b->tokens + 1);
-    ep_combine(b, &rb.shape, rows, split, b->tokens, scratch, &out);
-    ep_combine(b, &rb.shape, rows, 0, split, scratch, &out);
+    ep_combine(b, &rb.shape, rows, NULL, split, b->tokens, scratch, &out);
+    ep_combine(b, &rb.shape, rows, NULL, 0, split, scratch, &out);
     unsigned wrong = 0;
     for (uint32_t t = 0; t < b->tokens; t++) {
         for (uint32_t k = 0; k < per_token; k++) {
@@ -281,7 +281,7 @@ static void hand_init(hand *h, uint32_t top_k)
 static float hand_run(hand *h)
 {
     ep_combine_out out = {h->out, 16, 4};
-    ep_combine(&h->batch, &h->shape, h->rows, 0, 1, h->scratch, &out);
+    ep_combine(&h->batch, &h->shape, h->rows, NULL, 0, 1, h->scratch, &out);
     return h->out[0];
 }
 
@@ -403,7 +403,7 @@ static void spoilt_sum(const spoilt *s, float *out)
     _Alignas(64) float scratch[5 * 16];
     ep_combine_out to = {out, 2 * NAN_HIDDEN * 4, NAN_HIDDEN * 4};
     cr_assert_leq(ep_combine_scratch_floats(NAN_HIDDEN), sizeof(scratch) / sizeof(scratch[0]));
-    ep_combine(&s->batch, &s->shape, s->row_of, 0, 1, scratch, &to);
+    ep_combine(&s->batch, &s->shape, s->row_of, NULL, 0, 1, scratch, &to);
 }
 
 Test(combine, rows_that_are_not_finite_follow_their_policy)

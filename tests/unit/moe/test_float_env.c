@@ -109,8 +109,8 @@ static void compute(const given *g, results *out)
         codes[i] = g->codes[i];
         code_scales[i] = g->code_scales[i];
     }
-    ep_combine(&batch, &shape, rows, 0, TOKENS, scratch, &sums);
-    ep_combine_quantized(&batch, &shape, codes, code_scales, 0, TOKENS, scratch, &code_sums);
+    ep_combine(&batch, &shape, rows, NULL, 0, TOKENS, scratch, &sums);
+    ep_combine(&batch, &shape, codes, code_scales, 0, TOKENS, scratch, &code_sums);
     send_rows(&batch, out);
 
     ep_gate_load load = {.struct_bytes = sizeof(load),

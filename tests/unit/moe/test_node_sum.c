@@ -199,7 +199,7 @@ Test(node_sum, sums_and_their_combine_equal_plain_loops)
         float *scratch = aligned_alloc(
             64, (ep_combine_scratch_floats(b->hidden) * sizeof(float) + 63) & ~(size_t)63);
         ep_combine_out place = {.data = out, .token_stride_bytes = (int64_t)out_row};
-        ep_combine(b, &c.rb.shape, c.rows, 0, b->tokens, scratch, &place);
+        ep_combine(b, &c.rb.shape, c.rows, NULL, 0, b->tokens, scratch, &place);
         for (uint32_t t = 0; t < b->tokens; t++) {
             for (uint32_t i = 0; i < b->hidden; i++) {
                 float got = element(out, b->out_dtype, (size_t)t * b->hidden + i);
