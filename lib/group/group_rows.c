@@ -7,7 +7,6 @@
 
 #include "base/check.h"
 #include "base/float_env.h"
-#include "moe/batch_ids.h"
 #include "moe/quantize.h"
 
 #define PART_ALIGN 64

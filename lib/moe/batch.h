@@ -14,6 +14,8 @@
 #ifndef EP_MOE_BATCH_H
 #define EP_MOE_BATCH_H
 
+#include <string.h>
+
 #include "moe/flow.h"
 
 /* Rows of equal length at a fixed distance; data NULL when absent. */
@@ -110,6 +112,27 @@ static inline uint32_t ep_batch_slots_per_token(const ep_batch *batch, const ep_
     return batch->top_k + (batch->shared_source == EP_SHARED_SERVICE ? shape->shared_experts : 0);
 }
 
+/* ids[t,k] as given, at any alignment. */
+static inline int64_t ep_batch_id(const ep_batch *batch, uint32_t token, uint32_t slot)
+{
+    const uint8_t *row = ep_rows_at(&batch->ids, token);
+    if (batch->ids.dtype == EP_DTYPE_I64) {
+        int64_t id;
+        memcpy(&id, row + (size_t)slot * sizeof(id), sizeof(id));
+        return id;
+    }
+    int32_t id;
+    memcpy(&id, row + (size_t)slot * sizeof(id), sizeof(id));
+    return id;
+}
+
+/* Ids below this are experts of some kind; this number itself is the second sentinel. */
+static inline int64_t ep_batch_ids_total(const ep_batch *batch, const ep_layer_shape *shape)
+{
+    return (int64_t)shape->experts + batch->special.first_gap + batch->special.zero_count +
+           batch->special.copy_count + batch->special.const_count;
+}
+
 /* Token is active: mask_tokens true, and not every entry of mask_slots false. */
 bool ep_batch_token_active(const ep_batch *batch, uint32_t token);
 /* Kind of a slot of a checked batch; *out_expert: table index for ROUTED and SHARED, index in its
@@ -130,8 +153,6 @@ float ep_batch_row_scale(const ep_batch *batch, uint32_t token);
  * mean: the finite elements summed in f64 in ascending order, divided by their count, rounded to
  * f32, then to x's type; 0 if none. */
 void ep_batch_widen_row(const ep_batch *batch, uint32_t token, float *out);
-/* Copies x[t] as it travels (same type, NaN policy applied) to out: H elements of x.dtype. */
-void ep_batch_copy_row(const ep_batch *batch, uint32_t token, void *out);
 /* The type x travels as. */
 static inline ep_dtype ep_batch_sent_dtype(const ep_batch *batch)
 {

@@ -9,6 +9,7 @@
 #include "base/numeric.h"
 
 #define CHUNK 256
+#define COUNT_CHUNK ((size_t)8192) /* a count of 16 bits holds it */
 
 bool ep_dtype_is_float(ep_dtype dtype)
 {
@@ -132,4 +133,42 @@ void ep_row_convert(const void *row, ep_dtype dtype, size_t n, ep_dtype out_dtyp
         ep_row_widen((const uint8_t *)row + done * in_bytes, dtype, count, wide);
         ep_row_narrow(wide, count, out_dtype, (uint8_t *)out + done * out_bytes);
     }
+}
+
+typedef uint16_t __attribute__((may_alias, aligned(1))) any_u16;
+typedef uint32_t __attribute__((may_alias, aligned(1))) any_u32;
+
+/* A sum of the elements' own width: then as many of them as a register holds are counted at
+ * once. */
+static uint32_t count_16(const any_u16 *bits, size_t count, uint16_t exponent)
+{
+    uint16_t found = 0;
+    for (size_t i = 0; i < count; i++) {
+        found = (uint16_t)(found + ((bits[i] & exponent) == exponent));
+    }
+    return found;
+}
+
+static uint32_t count_32(const any_u32 *bits, size_t count)
+{
+    uint32_t found = 0;
+    for (size_t i = 0; i < count; i++) {
+        found += (bits[i] & 0x7f800000u) == 0x7f800000u;
+    }
+    return found;
+}
+
+size_t ep_row_count_nonfinite(const void *row, ep_dtype dtype, size_t n)
+{
+    size_t found = 0;
+    for (size_t done = 0; done < n; done += COUNT_CHUNK) {
+        size_t part = n - done < COUNT_CHUNK ? n - done : COUNT_CHUNK;
+        if (dtype == EP_DTYPE_F32) {
+            found += count_32((const any_u32 *)row + done, part);
+        } else {
+            found += count_16((const any_u16 *)row + done, part,
+                              dtype == EP_DTYPE_BF16 ? 0x7f80u : 0x7c00u);
+        }
+    }
+    return found;
 }

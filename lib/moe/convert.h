@@ -29,5 +29,7 @@ void ep_row_add_weighted(const void *row, ep_dtype dtype, float weight, size_t n
                          float *acc);
 /* Through f32, so with one rounding at most; equal types are copied. */
 void ep_row_convert(const void *row, ep_dtype dtype, size_t n, ep_dtype out_dtype, void *out);
+/* NaN and Inf among its elements. */
+size_t ep_row_count_nonfinite(const void *row, ep_dtype dtype, size_t n);
 
 #endif

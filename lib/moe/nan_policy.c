@@ -20,20 +20,15 @@ static size_t chunk_count(size_t n, size_t done)
     return n - done < CHUNK ? n - done : CHUNK;
 }
 
-static uint32_t count_nonfinite(const float *row, size_t n)
+static bool replaces_some(const ep_batch *batch)
 {
-    uint32_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        count += !isfinite(row[i]);
-    }
-    return count;
+    return batch->nan_policy == EP_NAN_ZERO || batch->nan_policy == EP_NAN_MEAN;
 }
 
 float ep_batch_row_scale(const ep_batch *batch, uint32_t token)
 {
     float scale = batch->x_scales[token];
-    bool replace = batch->nan_policy == EP_NAN_ZERO || batch->nan_policy == EP_NAN_MEAN;
-    return replace && !isfinite(scale) ? 0.0f : scale;
+    return replaces_some(batch) && !isfinite(scale) ? 0.0f : scale;
 }
 
 uint32_t ep_batch_count_nonfinite(const ep_batch *batch, uint32_t token)
@@ -41,16 +36,8 @@ uint32_t ep_batch_count_nonfinite(const ep_batch *batch, uint32_t token)
     if (batch->x.dtype == EP_DTYPE_I8) {
         return isfinite(batch->x_scales[token]) ? 0 : batch->hidden;
     }
-    const uint8_t *row = ep_rows_at(&batch->x, token);
-    size_t element = ep_dtype_bytes(batch->x.dtype);
-    uint32_t count = 0;
-    float wide[CHUNK];
-    for (size_t done = 0; done < batch->hidden; done += CHUNK) {
-        size_t n = chunk_count(batch->hidden, done);
-        ep_row_widen(row + done * element, batch->x.dtype, n, wide);
-        count += count_nonfinite(wide, n);
-    }
-    return count;
+    return (uint32_t)ep_row_count_nonfinite(ep_rows_at(&batch->x, token), batch->x.dtype,
+                                            batch->hidden);
 }
 
 /* Mean of the finite elements, 0 when there is none. f64: the sum of H floats cannot overflow
@@ -89,8 +76,7 @@ static float replacement(const ep_batch *batch, const uint8_t *row)
 
 static bool must_replace(const ep_batch *batch, uint32_t token)
 {
-    return (batch->nan_policy == EP_NAN_ZERO || batch->nan_policy == EP_NAN_MEAN) &&
-           ep_batch_count_nonfinite(batch, token) > 0;
+    return replaces_some(batch) && ep_batch_count_nonfinite(batch, token) > 0;
 }
 
 uint32_t ep_sent_row_scales(ep_dtype dtype, uint32_t hidden)
@@ -146,21 +132,16 @@ void ep_batch_widen_row(const ep_batch *batch, uint32_t token, float *out)
     }
 }
 
-void ep_batch_copy_row(const ep_batch *batch, uint32_t token, void *out)
+static void send_replaced(const ep_batch *batch, const uint8_t *row, uint8_t *out)
 {
-    const uint8_t *row = ep_rows_at(&batch->x, token);
     size_t element = ep_dtype_bytes(batch->x.dtype);
-    if (batch->x.dtype == EP_DTYPE_I8 || !must_replace(batch, token)) {
-        memcpy(out, row, batch->hidden * element);
-        return;
-    }
     float value = replacement(batch, row);
     float wide[CHUNK];
     for (size_t done = 0; done < batch->hidden; done += CHUNK) {
         size_t n = chunk_count(batch->hidden, done);
         ep_row_widen(row + done * element, batch->x.dtype, n, wide);
         replace_nonfinite(wide, n, value);
-        ep_row_narrow(wide, n, batch->x.dtype, (uint8_t *)out + done * element);
+        ep_row_narrow(wide, n, batch->x.dtype, out + done * element);
     }
 }
 
@@ -224,37 +205,41 @@ static void send_replaced_f8(const ep_batch *batch, const uint8_t *row, uint8_t 
     }
 }
 
-static EP_FLOAT_WORK void send_row(const ep_batch *batch, uint32_t token, uint32_t slot,
-                                   uint32_t expert, void *out, float *scales)
+/* A row whose elements are looked at. */
+static EP_FLOAT_WORK void send_row(const ep_batch *batch, uint32_t token, const float *smooth,
+                                   uint8_t *out, float *scales)
 {
     const uint8_t *row = ep_rows_at(&batch->x, token);
-    if (batch->dispatch_quant == EP_DISPATCH_PLAIN) {
-        ep_batch_copy_row(batch, token, out);
-        if (batch->x.dtype == EP_DTYPE_I8) {
-            scales[0] = ep_batch_row_scale(batch, token);
+    const ep_dtype dtype = batch->x.dtype;
+    const bool replaces = must_replace(batch, token);
+    if (batch->dispatch_quant == EP_DISPATCH_INT8) {
+        scales[0] = replaces ? send_replaced_i8(batch, row, smooth, (int8_t *)out)
+                             : ep_row_quantize_i8(row, dtype, smooth, batch->hidden, (int8_t *)out);
+    } else if (batch->dispatch_quant == EP_DISPATCH_FP8) {
+        if (replaces) {
+            send_replaced_f8(batch, row, out, scales);
+        } else {
+            ep_row_quantize_f8(row, dtype, batch->hidden, out, scales);
         }
-    } else if (batch->dispatch_quant == EP_DISPATCH_INT8) {
-        const float *smooth = smooth_row(batch, slot, expert);
-        scales[0] = must_replace(batch, token)
-                        ? send_replaced_i8(batch, row, smooth, out)
-                        : ep_row_quantize_i8(row, batch->x.dtype, smooth, batch->hidden, out);
-    } else if (must_replace(batch, token)) {
-        send_replaced_f8(batch, row, out, scales);
+    } else if (replaces) {
+        send_replaced(batch, row, out);
     } else {
-        ep_row_quantize_f8(row, batch->x.dtype, batch->hidden, out, scales);
+        memcpy(out, row, batch->hidden * ep_dtype_bytes(dtype));
     }
 }
 
 void ep_batch_send_row(const ep_batch *batch, uint32_t token, uint32_t slot, uint32_t expert,
                        void *out, float *scales)
 {
-    const bool is_copy = batch->dispatch_quant == EP_DISPATCH_PLAIN &&
-                         (batch->nan_policy == EP_NAN_PASS || batch->nan_policy == EP_NAN_REJECT);
-    if (is_copy) {
-        send_row(batch, token, slot, expert, out, scales);
+    if (batch->x.dtype == EP_DTYPE_I8) {
+        scales[0] = ep_batch_row_scale(batch, token);
+    }
+    if (batch->dispatch_quant == EP_DISPATCH_PLAIN &&
+        (batch->x.dtype == EP_DTYPE_I8 || !replaces_some(batch))) {
+        memcpy(out, ep_rows_at(&batch->x, token), batch->hidden * ep_dtype_bytes(batch->x.dtype));
         return;
     }
     const ep_float_env env = ep_float_env_begin();
-    send_row(batch, token, slot, expert, out, scales);
+    send_row(batch, token, smooth_row(batch, slot, expert), out, scales);
     ep_float_env_end(env);
 }

@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "moe/batch_ids.h"
 
 #define NO_CHUNK UINT32_MAX
 #define CHUNKS_MIN 16u

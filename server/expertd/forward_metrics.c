@@ -2,15 +2,13 @@
 /* Counters and histograms of Forward. */
 #include "expertd/forward_metrics.h"
 
-#include <string.h>
-
 #include "base/check.h"
+#include "moe/convert.h"
 
 #define REQUESTS "expertd_requests_total"
 #define REQUESTS_HELP "Forward calls by result; HEDGED: the caller uses another node's answer"
 #define DURATION "expertd_request_duration_seconds"
 #define DURATION_HELP "Time of a Forward call on this node, by stage"
-#define COUNT_CHUNK ((size_t)8192) /* a count of 16 bits holds it */
 
 static const double second_bounds[] = {50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3,
                                        5e-3,  10e-3,  20e-3,  50e-3,  0.1,  0.2,
@@ -66,52 +64,12 @@ void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, bool h
     }
 }
 
-/* Rows need not be aligned. */
-typedef uint16_t __attribute__((may_alias, aligned(1))) any_u16;
-typedef uint32_t __attribute__((may_alias, aligned(1))) any_u32;
-
-/* A sum of the elements' own width: then as many of them as a register holds are counted at
- * once. */
-static uint32_t count_16(const any_u16 *bits, size_t count, uint16_t exponent)
-{
-    uint16_t found = 0;
-    for (size_t i = 0; i < count; i++) {
-        found = (uint16_t)(found + ((bits[i] & exponent) == exponent));
-    }
-    return found;
-}
-
-static uint32_t count_32(const any_u32 *bits, size_t count)
-{
-    uint32_t found = 0;
-    for (size_t i = 0; i < count; i++) {
-        found += (bits[i] & 0x7f800000u) == 0x7f800000u;
-    }
-    return found;
-}
-
-uint64_t ep_count_nonfinite(const void *values, ep_dtype dtype, size_t count)
-{
-    const uint8_t *at = values;
-    uint64_t found = 0;
-    for (size_t done = 0; done < count; done += COUNT_CHUNK) {
-        size_t n = count - done < COUNT_CHUNK ? count - done : COUNT_CHUNK;
-        if (dtype == EP_DTYPE_F32) {
-            found += count_32((const any_u32 *)at + done, n);
-        } else {
-            found +=
-                count_16((const any_u16 *)at + done, n, dtype == EP_DTYPE_BF16 ? 0x7f80u : 0x7c00u);
-        }
-    }
-    return found;
-}
-
 void ep_forward_metrics_rows(ep_forward_metrics *metrics, const ep_job_row *rows,
                              uint32_t rows_count, ep_dtype dtype, size_t hidden)
 {
     uint64_t nonfinite = 0;
     for (uint32_t r = 0; r < rows_count; r++) {
-        nonfinite += ep_count_nonfinite(rows[r].out, dtype, hidden);
+        nonfinite += ep_row_count_nonfinite(rows[r].out, dtype, hidden);
     }
     if (nonfinite != 0) {
         ep_counter_add(metrics->nonfinite, nonfinite);

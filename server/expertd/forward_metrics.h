@@ -29,7 +29,5 @@ void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, bool h
  * nowhere. */
 void ep_forward_metrics_rows(ep_forward_metrics *metrics, const ep_job_row *rows,
                              uint32_t rows_count, ep_dtype dtype, size_t hidden);
-/* NaN and Inf among count values. Pure. */
-uint64_t ep_count_nonfinite(const void *values, ep_dtype dtype, size_t count);
 
 #endif

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/numeric.h"
 
 enum { ALL = 65536 };
@@ -79,4 +80,24 @@ Test(convert, converts_long_rows_between_types_and_copies_equal_ones)
     ep_row_convert(row, EP_DTYPE_F32, N, EP_DTYPE_F32, back);
     cr_assert_eq(memcmp(row, back, sizeof(row)), 0);
     ep_row_convert(row, EP_DTYPE_F32, 0, EP_DTYPE_BF16, NULL);
+}
+
+Test(convert, nonfinite_elements_are_counted)
+{
+    uint16_t bf16[] = {0x7f80, 0xff80, 0x7fc0, 0x3f80, 0x7f7f, 0};
+    uint16_t f16[] = {0x7c00, 0x7e00, 0x7bff, 0x3c00};
+    float f32[] = {INFINITY, NAN, 1.0f, 3.4e38f};
+    cr_expect_eq(ep_row_count_nonfinite(bf16, EP_DTYPE_BF16, 6), 3);
+    cr_expect_eq(ep_row_count_nonfinite(f16, EP_DTYPE_F16, 4), 2);
+    cr_expect_eq(ep_row_count_nonfinite(f32, EP_DTYPE_F32, 4), 2);
+    static uint16_t many[100003]; /* more than a 16-bit count holds, from an odd place */
+    memset(many, 0x7f, sizeof(many));
+    cr_expect_eq(ep_row_count_nonfinite(many, EP_DTYPE_BF16, EP_ARRAY_COUNT(many)), 0);
+    memset(many, 0xff, sizeof(many));
+    cr_expect_eq(
+        ep_row_count_nonfinite((const char *)many + 1, EP_DTYPE_BF16, EP_ARRAY_COUNT(many) - 1),
+        EP_ARRAY_COUNT(many) - 1);
+    many[EP_ARRAY_COUNT(many) / 2] = 0;
+    cr_expect_eq(ep_row_count_nonfinite(many, EP_DTYPE_F16, EP_ARRAY_COUNT(many)),
+                 EP_ARRAY_COUNT(many) - 1);
 }

@@ -34,7 +34,7 @@ Test(nan_policy, pass_changes_nothing)
     make_row(row);
     ep_batch b = make_batch(EP_DTYPE_F32, row, EP_NAN_PASS);
     ep_batch_widen_row(&b, 0, wide);
-    ep_batch_copy_row(&b, 0, sent);
+    ep_batch_send_row(&b, 0, 0, 0, sent, NULL);
     cr_assert_eq(memcmp(row, wide, sizeof(row)), 0);
     cr_assert_eq(memcmp(row, sent, sizeof(row)), 0);
     cr_assert_eq(ep_batch_count_nonfinite(&b, 0), 4);
@@ -52,7 +52,7 @@ static void check_replaced(ep_dtype dtype, ep_nan_policy policy, float expected)
     ep_batch b = make_batch(dtype, given, policy);
     cr_assert_eq(ep_batch_count_nonfinite(&b, 0), 4);
     ep_batch_widen_row(&b, 0, wide);
-    ep_batch_copy_row(&b, 0, sent + 1);
+    ep_batch_send_row(&b, 0, 0, 0, sent + 1, NULL);
     ep_row_widen(sent + 1, dtype, H, sent_wide);
     for (int i = 0; i < H; i++) {
         float want = isfinite(row[i]) ? row[i] : expected;

@@ -60,6 +60,7 @@ static void check_view(const planned *p, const ep_plan_chunk *chunk, const ep_fo
     const ep_batch *b = &p->rb.batch;
     const ep_plan_slot *slots = p->plan.slots + chunk->slots_begin;
     uint8_t sent[64 * 4];
+    float sent_scale;
     uint32_t highest = 0;
     for (uint32_t i = 0; i < view->slots; i++) {
         const ep_plan_slot *slot = &slots[i];
@@ -68,7 +69,7 @@ static void check_view(const planned *p, const ep_plan_chunk *chunk, const ep_fo
         uint32_t row = view->wire_slots[i].row;
         cr_assert_eq(view->wire_slots[i].expert, slot->expert);
         cr_assert_lt(row, view->rows);
-        ep_batch_copy_row(b, token, sent);
+        ep_batch_send_row(b, token, k, slot->expert, sent, &sent_scale);
         cr_assert_eq(memcmp(view->x + row * view->x_row_bytes, sent, view->x_row_bytes), 0);
         if (view->row_scales != NULL) {
             cr_assert_eq(memcmp(&view->row_scales[row], &b->x_scales[token], 4), 0);
@@ -204,7 +205,7 @@ Test(forward_codec, large_chunks_are_streamed_with_the_same_bytes)
         cr_assert_eq(header.rows, TOKENS);
         for (uint32_t t = 0; t < TOKENS; t++) {
             static uint16_t row[HIDDEN];
-            ep_batch_copy_row(&p.rb.batch, t, row);
+            ep_batch_send_row(&p.rb.batch, t, 0, 0, row, NULL);
             cr_assert_eq(memcmp(buffer->data + t * sizeof(row), row, sizeof(row)), 0,
                          "policy %d, row %u", policy, t);
         }

@@ -668,23 +668,3 @@ Test(forward_handler, many_callers_at_once_all_get_their_own_rows)
     cr_expect_eq(stats.served, 800);
     cr_expect_eq(stats.rows_served, 8000);
 }
-
-Test(forward_metrics, nonfinite_values_are_counted)
-{
-    uint16_t bf16[] = {0x7f80, 0xff80, 0x7fc0, 0x3f80, 0x7f7f, 0};
-    uint16_t f16[] = {0x7c00, 0x7e00, 0x7bff, 0x3c00};
-    float f32[] = {INFINITY, NAN, 1.0f, 3.4e38f};
-    cr_expect_eq(ep_count_nonfinite(bf16, EP_DTYPE_BF16, 6), 3);
-    cr_expect_eq(ep_count_nonfinite(f16, EP_DTYPE_F16, 4), 2);
-    cr_expect_eq(ep_count_nonfinite(f32, EP_DTYPE_F32, 4), 2);
-    static uint16_t many[100003]; /* more than a 16-bit count holds, from an odd place */
-    memset(many, 0x7f, sizeof(many));
-    cr_expect_eq(ep_count_nonfinite(many, EP_DTYPE_BF16, EP_ARRAY_COUNT(many)), 0);
-    memset(many, 0xff, sizeof(many));
-    cr_expect_eq(
-        ep_count_nonfinite((const char *)many + 1, EP_DTYPE_BF16, EP_ARRAY_COUNT(many) - 1),
-        EP_ARRAY_COUNT(many) - 1);
-    many[EP_ARRAY_COUNT(many) / 2] = 0;
-    cr_expect_eq(ep_count_nonfinite(many, EP_DTYPE_F16, EP_ARRAY_COUNT(many)),
-                 EP_ARRAY_COUNT(many) - 1);
-}
