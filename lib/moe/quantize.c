@@ -75,12 +75,3 @@ void ep_row_quantize_f8(const void *row, ep_dtype dtype, size_t n, uint8_t *out,
         }
     }
 }
-
-void ep_row_dequantize_f8(const uint8_t *row, const float *scales, size_t n, float *out)
-{
-    const ep_quant_kernel *kernel = ep_quant_kernel_best();
-    for (size_t done = 0; done < n; done += EP_QUANT_BLOCK_F8) {
-        size_t count = n - done < EP_QUANT_BLOCK_F8 ? n - done : EP_QUANT_BLOCK_F8;
-        kernel->from_f8(row + done, scales[done / EP_QUANT_BLOCK_F8], count, out + done);
-    }
-}

@@ -62,8 +62,6 @@ void ep_row_dequantize_i8_blocks(const int8_t *row, const void *scales, ep_dtype
 
 /* row [n] of dtype; writes out [n] codes and scales [ep_quant_blocks(n, EP_QUANT_BLOCK_F8)]. */
 void ep_row_quantize_f8(const void *row, ep_dtype dtype, size_t n, uint8_t *out, float *scales);
-/* out[i] = e4m3(row[i]) * scales[i / EP_QUANT_BLOCK_F8], rounded once in f32. */
-void ep_row_dequantize_f8(const uint8_t *row, const float *scales, size_t n, float *out);
 
 /* ---- the loops under it, one form per instruction set; all give the same bits ---- */
 
@@ -80,7 +78,6 @@ typedef struct ep_quant_kernel {
                            float *out);
     /* One block: a finite scale above 0. */
     void (*to_f8)(const void *row, ep_dtype dtype, size_t n, float scale, uint8_t *out);
-    void (*from_f8)(const uint8_t *row, float scale, size_t n, float *out);
 } ep_quant_kernel;
 
 /* Those this CPU runs, fastest first; NULL past the last. */

@@ -49,13 +49,6 @@ INLINE void to_f8_of(const void *restrict row, ep_dtype dtype, size_t n, float s
     }
 }
 
-INLINE void from_f8_of(const uint8_t *restrict row, float scale, size_t n, float *restrict out)
-{
-    for (size_t i = 0; i < n; i++) {
-        out[i] = ep_f8e4m3_to_f32(row[i]) * scale;
-    }
-}
-
 /* A call with the type as a constant, so that no loop asks for it. */
 #define FOR_DTYPE(dtype, call)                                                                     \
     do {                                                                                           \
@@ -96,12 +89,8 @@ INLINE void from_f8_of(const uint8_t *restrict row, float scale, size_t n, float
     {                                                                                              \
         FOR_DTYPE(dtype, TO_F8);                                                                   \
     }                                                                                              \
-    TARGET static void from_f8_##id(const uint8_t *row, float scale, size_t n, float *out)         \
-    {                                                                                              \
-        from_f8_of(row, scale, n, out);                                                            \
-    }                                                                                              \
     static const ep_quant_kernel kernel_##id = {text,      amax_##id,   to_i8_##id, from_i8_##id,  \
-                                                TO_BLOCKS, FROM_BLOCKS, to_f8_##id, from_f8_##id};
+                                                TO_BLOCKS, FROM_BLOCKS, to_f8_##id};
 
 #define BASELINE
 DEFINE_KERNEL(generic, "generic", BASELINE, to_i8_blocks_plain, from_i8_blocks_plain)

@@ -367,18 +367,12 @@ static void check_f8(const ep_quant_kernel *kernel, const coded *want, const voi
                      ep_dtype dtype, size_t n)
 {
     uint8_t q[ROW_MAX];
-    float back[ROW_MAX];
     for (size_t b = 0; b * 128 < n; b++) {
         size_t count = n - b * 128 < 128 ? n - b * 128 : 128;
         if (want->scales[b] > 0.0f) {
             const char *block = (const char *)row + b * 128 * ep_dtype_bytes(dtype);
             kernel->to_f8(block, dtype, count, want->scales[b], q);
             cr_assert_eq(memcmp(q, want->q + b * 128, count), 0, "%s", kernel->name);
-            kernel->from_f8(q, want->scales[b], count, back);
-            for (size_t i = 0; i < count; i++) {
-                volatile float product = (float)f8_value(q[i]) * want->scales[b];
-                cr_assert(same_value(back[i], product), "%s", kernel->name);
-            }
         }
     }
 }
@@ -398,12 +392,6 @@ static void check_calls(const void *row, ep_dtype dtype, const float *smooth, si
     cr_assert_eq(memcmp(got.q, want.q, n), 0);
     for (size_t b = 0; b * 128 < n; b++) {
         cr_assert(same_value(got.scales[b], want.scales[b]));
-    }
-    float back[ROW_MAX];
-    ep_row_dequantize_f8((const uint8_t *)got.q, got.scales, n, back);
-    for (size_t i = 0; i < n; i++) {
-        volatile float product = (float)f8_value((uint8_t)got.q[i]) * got.scales[i / 128];
-        cr_assert(same_value(back[i], product));
     }
 }
 
@@ -453,8 +441,5 @@ Test(quantize, a_block_with_a_non_finite_element_spoils_only_itself)
         cr_assert_eq(isnan(back[i]), i / 8 == 2);
     }
     ep_row_quantize_f8(row, EP_DTYPE_F32, 256, (uint8_t *)q, scales);
-    ep_row_dequantize_f8((const uint8_t *)q, scales, 256, back);
-    for (int i = 0; i < 256; i++) {
-        cr_assert_eq(isnan(back[i]), i / 128 == 0);
-    }
+    cr_assert(isnan(scales[0]) && isfinite(scales[1]));
 }
