@@ -9,13 +9,9 @@
 
 #include "base/check.h"
 #include "base/host.h"
+#include "moe/convert.h"
 
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
-
-static bool is_float(ep_dtype dtype)
-{
-    return dtype == EP_DTYPE_BF16 || dtype == EP_DTYPE_F16 || dtype == EP_DTYPE_F32;
-}
 
 static ep_err check_shape_and_types(const ep_expert_source *source, ep_error *out_error)
 {
@@ -51,14 +47,14 @@ static ep_err check_shape_and_types(const ep_expert_source *source, ep_error *ou
                             "w8a8 matrices of %u columns, allowed 1 to %u", columns_max,
                             EP_W8A8_COLUMNS_MAX);
     }
-    if (source->shared_gate != NULL && !is_float(source->shared_gate_dtype)) {
+    if (source->shared_gate != NULL && !ep_dtype_is_float(source->shared_gate_dtype)) {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
                             "a shared gate of type %s is not implemented, allowed: bf16, f16, f32",
                             ep_dtype_name(source->shared_gate_dtype));
     }
     bool has_bias =
         source->gate_bias != NULL || source->up_bias != NULL || source->down_bias != NULL;
-    if (has_bias && !is_float(source->bias_dtype)) {
+    if (has_bias && !ep_dtype_is_float(source->bias_dtype)) {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
                             "biases of type %s are not implemented, allowed: bf16, f16, f32",
                             ep_dtype_name(source->bias_dtype));
@@ -166,8 +162,8 @@ ep_err ep_job_check(const ep_job *job)
         return EP_ERR_INVALID_ARGUMENT;
     }
     bool has_blocks = job->x_dtype == EP_DTYPE_F8E4M3;
-    if (!is_float(job->out_dtype) ||
-        !(is_float(job->x_dtype) || job->x_dtype == EP_DTYPE_I8 || has_blocks)) {
+    if (!ep_dtype_is_float(job->out_dtype) ||
+        !(ep_dtype_is_float(job->x_dtype) || job->x_dtype == EP_DTYPE_I8 || has_blocks)) {
         return EP_ERR_INVALID_ARGUMENT;
     }
     const size_t element = ep_dtype_bytes(job->out_dtype);
