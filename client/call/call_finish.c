@@ -248,15 +248,6 @@ static void write_out(ep_call *call)
 
 /* ---- errors ---- */
 
-static uint32_t blamed_expert(const ep_call *call, const ep_call_frame *frame)
-{
-    uint32_t expert = EP_NO_EXPERT;
-    if (frame != NULL && frame->slots_count > 0) {
-        ep_call_slot(call, frame->slots[0], &expert);
-    }
-    return expert;
-}
-
 /* The node that held an expert before the table lost it; NULL: it has a copy, or nobody is
  * known. */
 static ep_peer *former_owner(const ep_call *call, uint32_t expert)
@@ -326,7 +317,8 @@ static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now
                          ep_error *error)
 {
     const ep_routing_model *model = &call->at.view->table->models[call->at.model_index];
-    uint32_t expert = blamed_expert(call, frame);
+    const bool has_slots = frame != NULL && frame->slots_count > 0;
+    uint32_t expert = has_slots ? ep_call_expert(call, frame->slots[0]) : EP_NO_EXPERT;
     uint64_t waited_us = (now_ns - call->state.begin_ns) / EP_NS_PER_US;
     ep_err code = call->state.code;
     char node[EP_NODE_NAME_BYTES] = "";

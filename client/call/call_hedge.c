@@ -17,9 +17,7 @@
 static bool all_have_copy(const ep_call *call, const uint32_t *numbers, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t expert;
-        ep_call_slot(call, numbers[i], &expert);
-        if (call->chosen[expert] == EP_NO_EXPERT) {
+        if (call->chosen[ep_call_expert(call, numbers[i])] == EP_NO_EXPERT) {
             return false;
         }
     }

@@ -101,13 +101,6 @@ static uint32_t node_of(const ep_call *call, const ep_peer *peer)
     return UINT32_MAX; /* a newer table is in use, in which it may be tried */
 }
 
-static uint32_t expert_of(const ep_call *call, uint32_t slot_number)
-{
-    uint32_t expert;
-    ep_call_slot(call, slot_number, &expert);
-    return expert;
-}
-
 /* The expert a node says it does not hold, when the frame has it: its other
  * experts may be asked there again. */
 static bool mark_named(ep_call *call, const ep_call_frame *frame, const ep_error *error,
@@ -115,7 +108,7 @@ static bool mark_named(ep_call *call, const ep_call_frame *frame, const ep_error
 {
     for (uint32_t i = 0;
          error->code == EP_ERR_NOT_OWNER && error->expert >= 0 && i < frame->slots_count; i++) {
-        if (expert_of(call, frame->slots[i]) == (uint32_t)error->expert) {
+        if (ep_call_expert(call, frame->slots[i]) == (uint32_t)error->expert) {
             ep_call_state_mark_tried(&call->state, call->at.layer, (uint32_t)error->expert, node);
             return true;
         }
@@ -167,7 +160,7 @@ void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error)
     }
     uint32_t last = EP_NO_EXPERT;
     for (uint32_t i = 0; i < frame->slots_count; i++) { /* slots come sorted by expert */
-        uint32_t expert = expert_of(call, frame->slots[i]);
+        uint32_t expert = ep_call_expert(call, frame->slots[i]);
         if (expert != last) {
             ep_call_state_mark_tried(&call->state, call->at.layer, expert, node);
             last = expert;

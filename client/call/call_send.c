@@ -383,10 +383,8 @@ static ep_err split_list(const ep_call *call, slot_list *list, uint32_t *out_wit
         return EP_ERR_NO_MEMORY;
     }
     for (uint32_t i = 0; i < list->count; i++) {
-        uint32_t expert;
         uint32_t number = list->numbers[i];
-        ep_call_slot(call, number, &expert);
-        if (call->chosen[expert] == EP_NO_EXPERT) {
+        if (call->chosen[ep_call_expert(call, number)] == EP_NO_EXPERT) {
             without[without_count++] = number;
         } else {
             list->numbers[with_count++] = number;

@@ -404,7 +404,6 @@ static void hedge_arrived(ep_call_state *state, uint32_t hedge, ep_call_actions 
     check_window(state, p->window, actions);
 }
 
-/* Its parcel waits alone again; when that has failed, its slots go to yet another copy. */
 bool ep_call_state_ask_anew(ep_call_state *state, uint32_t parcel, uint64_t now_ns,
                             uint64_t pause_ns)
 {
@@ -421,6 +420,7 @@ static uint64_t look_again_ns(uint64_t now_ns, const ep_error *error)
                                                     : now_ns;
 }
 
+/* Its parcel waits alone again; when that has failed, its slots go to yet another copy. */
 static void hedge_failed(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
                          ep_call_actions *actions)
 {
@@ -437,16 +437,6 @@ static void hedge_failed(ep_call_state *state, uint64_t now_ns, const ep_call_ev
         drop_hedges(state, parcel, actions);
         set_phase(state, parcel, EP_PARCEL_ROUTABLE);
         actions->route = true;
-    }
-}
-
-static void hedge_answer(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
-                         ep_call_actions *actions)
-{
-    if (event->kind == EP_EVENT_ROWS) {
-        hedge_arrived(state, event->parcel, actions);
-    } else {
-        hedge_failed(state, now_ns, event, actions);
     }
 }
 
@@ -534,8 +524,12 @@ static void answer(ep_call_state *state, uint64_t now_ns, const ep_call_event *e
     if (p->phase == EP_PARCEL_ZOMBIE) {
         set_phase(state, event->parcel, EP_PARCEL_FREE);
     }
+    if (p->phase == EP_PARCEL_HEDGE && event->kind == EP_EVENT_ROWS) {
+        hedge_arrived(state, event->parcel, actions);
+        return;
+    }
     if (p->phase == EP_PARCEL_HEDGE) {
-        hedge_answer(state, now_ns, event, actions);
+        hedge_failed(state, now_ns, event, actions);
         return;
     }
     if (p->phase != EP_PARCEL_IN_FLIGHT) {

@@ -66,4 +66,12 @@ static inline ep_slot_kind ep_call_slot(const ep_call *call, uint32_t number, ui
                          number % call->slots_per_token, out_expert);
 }
 
+/* EP_NO_EXPERT for a slot that needs no row. */
+static inline uint32_t ep_call_expert(const ep_call *call, uint32_t number)
+{
+    uint32_t expert;
+    ep_call_slot(call, number, &expert);
+    return expert;
+}
+
 #endif

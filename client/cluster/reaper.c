@@ -37,7 +37,7 @@ static void *reaper_main(void *arg)
 }
 
 /* The program's signals stay with the program's threads. A failure leaves the peer to the next add,
- * or to drain. */
+ * or to fini. */
 static void start_thread(ep_peer_reaper *reaper)
 {
     sigset_t all;
@@ -66,7 +66,7 @@ void ep_peer_reaper_add(ep_peer_reaper *reaper, ep_peer *taken_peer)
     pthread_mutex_unlock(&reaper->lock);
 }
 
-void ep_peer_reaper_drain(ep_peer_reaper *reaper)
+void ep_peer_reaper_fini(ep_peer_reaper *reaper)
 {
     pthread_mutex_lock(&reaper->lock);
     reaper->closing = true;
@@ -84,10 +84,5 @@ void ep_peer_reaper_drain(ep_peer_reaper *reaper)
         pthread_mutex_lock(&reaper->lock);
     }
     pthread_mutex_unlock(&reaper->lock);
-}
-
-void ep_peer_reaper_fini(ep_peer_reaper *reaper)
-{
-    ep_peer_reaper_drain(reaper);
     pthread_mutex_destroy(&reaper->lock);
 }

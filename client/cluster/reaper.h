@@ -22,9 +22,7 @@ typedef struct ep_peer_reaper {
 
 void ep_peer_reaper_init(ep_peer_reaper *out_reaper);
 void ep_peer_reaper_add(ep_peer_reaper *reaper, ep_peer *taken_peer);
-/* Destroys what waits, and waits for the thread. Call again if peers were added meanwhile by what
- * this closed. */
-void ep_peer_reaper_drain(ep_peer_reaper *reaper);
+/* Destroys what waits, and waits for the thread. */
 void ep_peer_reaper_fini(ep_peer_reaper *reaper);
 
 #endif
