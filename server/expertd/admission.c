@@ -252,8 +252,9 @@ ep_err ep_admission_enter(ep_admission *admission, ep_ticket *ticket, uint64_t n
 }
 
 bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, double left,
-                          uint64_t deadline_ns, uint64_t now_ns)
+                          uint64_t now_ns)
 {
+    const uint64_t deadline_ns = ticket->deadline_ns;
     request_lane *lane = &admission->uses[ticket->tenant].lanes[ticket->is_prefill];
     if (now_ns >= lane->late_ns || deadline_ns == EP_TIME_NEVER) {
         return now_ns >= deadline_ns;

@@ -64,7 +64,7 @@ void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64
 /* Work on it would be for nothing: its deadline has passed or, where requests are late, comes
  * before what is `left` of it (of 1) can be done. The second never of one that is alone. */
 bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, double left,
-                          uint64_t deadline_ns, uint64_t now_ns);
+                          uint64_t now_ns);
 void ep_admission_read_stats(ep_admission *admission, ep_admission_stats *out_stats);
 void ep_admission_read_tenant(ep_admission *admission, uint32_t tenant,
                               ep_admission_tenant_stats *out_stats);

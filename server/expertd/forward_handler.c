@@ -73,7 +73,6 @@ struct ep_forward_handler {
     ep_forward_handler_config config;
     ep_buffer_pool *arenas;
     ep_forward_metrics metrics;
-    ep_forward_stats stats; /* atomic */
 };
 
 ep_err ep_forward_handler_create(const ep_forward_handler_config *config,
@@ -98,7 +97,7 @@ ep_err ep_forward_handler_create(const ep_forward_handler_config *config,
 void ep_forward_handler_destroy(ep_forward_handler *handler)
 {
     if (handler != NULL) {
-        EP_ASSERT(__atomic_load_n(&handler->stats.in_flight, __ATOMIC_ACQUIRE) == 0);
+        EP_ASSERT(__atomic_load_n(&handler->metrics.stats.in_flight, __ATOMIC_ACQUIRE) == 0);
         ep_buffer_pool_destroy(handler->arenas);
         free(handler);
     }
@@ -106,7 +105,7 @@ void ep_forward_handler_destroy(ep_forward_handler *handler)
 
 void ep_forward_handler_read_stats(ep_forward_handler *handler, ep_forward_stats *out_stats)
 {
-    const ep_forward_stats *stats = &handler->stats;
+    const ep_forward_stats *stats = &handler->metrics.stats;
     const uint64_t in_flight = __atomic_load_n(&stats->in_flight, __ATOMIC_SEQ_CST);
     *out_stats =
         (ep_forward_stats){.in_flight = in_flight, /* read before the others */
@@ -114,22 +113,6 @@ void ep_forward_handler_read_stats(ep_forward_handler *handler, ep_forward_stats
                            .failed = __atomic_load_n(&stats->failed, __ATOMIC_RELAXED),
                            .hedged = __atomic_load_n(&stats->hedged, __ATOMIC_RELAXED),
                            .rows_served = __atomic_load_n(&stats->rows_served, __ATOMIC_RELAXED)};
-}
-
-/* Before the reply goes out: whoever has it finds it counted. */
-static void count_result(const forward_request *request, ep_err result, uint64_t took_ns,
-                         uint64_t queue_ns)
-{
-    const uint64_t rows = request->view.own_slots;
-    ep_forward_handler *handler = request->handler;
-    ep_forward_stats *stats = &handler->stats;
-    bool hedged = result == EP_ERR_CANCELLED && ep_rpc_call_is_answered(request->call);
-    ep_forward_metrics_ended(&handler->metrics, result, hedged, rows, took_ns, queue_ns);
-    __atomic_fetch_add(result == EP_OK ? &stats->served
-                       : hedged        ? &stats->hedged
-                                       : &stats->failed,
-                       1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&stats->rows_served, result == EP_OK ? rows : 0, __ATOMIC_RELAXED);
 }
 
 /* ---- spans: serve and what is inside of it. Without serve none of them is recorded ---- */
@@ -189,13 +172,14 @@ static void refuse(const forward_request *request, ep_error *error)
         trace_decode_end(request->trace, 0, error->code);
     }
     snprintf(error->node, sizeof(error->node), "%s", handler->config.node_name);
-    count_result(request, error->code, ep_clock_now_ns() - request->asked->received_ns, 0);
+    ep_forward_metrics_ended(&handler->metrics, error->code, false, 0,
+                             ep_clock_now_ns() - request->asked->received_ns, 0);
     ep_rpc_call_finish(request->call, error->code, error);
     if (is_traced) {
         trace_serve_end(request->trace, 0, error->code);
     }
     /* the last thing: after it the handler may go */
-    __atomic_fetch_sub(&handler->stats.in_flight, 1, __ATOMIC_RELEASE);
+    __atomic_fetch_sub(&handler->metrics.stats.in_flight, 1, __ATOMIC_RELEASE);
 }
 
 static void send_reply(forward_request *request, uint64_t took_ns, uint64_t queue_ns)
@@ -256,7 +240,8 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
         result == EP_OK ? atomic_load(&request->first_start_ns) - request->asked->received_ns : 0;
     uint64_t rows = request->view.own_slots;
     ep_admission_leave(handler->config.admission, &request->ticket, now_ns, took_ns, result);
-    count_result(request, result, took_ns, queue_ns);
+    bool hedged = result == EP_ERR_CANCELLED && ep_rpc_call_is_answered(request->call);
+    ep_forward_metrics_ended(&handler->metrics, result, hedged, rows, took_ns, queue_ns);
     if (result == EP_OK) {
         if (request->view.node_sum) {
             ep_reply_rows_finish(&request->reply);
@@ -280,7 +265,7 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     ep_reply_rows_release(&request->reply);
     ep_buffer_unref(request->arena);
     /* the last thing: after it the handler may go */
-    __atomic_fetch_sub(&handler->stats.in_flight, 1, __ATOMIC_RELEASE);
+    __atomic_fetch_sub(&handler->metrics.stats.in_flight, 1, __ATOMIC_RELEASE);
 }
 
 /* The others' rows are not needed any more. Until all parts are sent the sender sees to it. */
@@ -409,7 +394,7 @@ static bool is_dropped(const ep_work *work)
                    all = request->works_count + request->parts_count;
     return atomic_load(&request->first_error) != EP_OK || ep_rpc_call_is_cancelled(request->call) ||
            ep_admission_is_lost(request->handler->config.admission, &request->ticket,
-                                (double)left / all, request->asked->deadline_ns, ep_clock_now_ns());
+                                (double)left / all, ep_clock_now_ns());
 }
 
 /* The next part of an arena; NULL when it is empty, or is only counted. */
@@ -819,7 +804,7 @@ void ep_forward_handler_call(ep_forward_handler *handler, const Expertd__V1__For
     forward_request *request;
     ep_error error;
     ep_error_clear(&error);
-    __atomic_fetch_add(&handler->stats.in_flight, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&handler->metrics.stats.in_flight, 1, __ATOMIC_SEQ_CST);
     if (EP_TRACE_SPAN_ON(serve)) {
         draft.trace = trace_begin(handler, header, call);
     }

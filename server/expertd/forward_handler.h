@@ -11,9 +11,9 @@
 #ifndef EP_EXPERTD_FORWARD_HANDLER_H
 #define EP_EXPERTD_FORWARD_HANDLER_H
 
-#include "common/metrics.h"
 #include "expert.pb-c.h"
 #include "expertd/admission.h"
+#include "expertd/forward_metrics.h"
 #include "expertd/node_epoch.h"
 #include "expertd/node_models.h"
 #include "expertd/relay.h"
@@ -37,14 +37,6 @@ typedef struct ep_forward_handler_config {
     size_t reply_bytes_max;       /* tensors of one reply */
     size_t bookkeeping_bytes_max; /* memory for requests in work, beside their frames */
 } ep_forward_handler_config;
-
-typedef struct ep_forward_stats {
-    uint64_t in_flight;
-    uint64_t served;
-    uint64_t failed;
-    uint64_t hedged;      /* cancelled, since the caller used another node's answer: no failure */
-    uint64_t rows_served; /* rows computed: one per slot */
-} ep_forward_stats;
 
 ep_err ep_forward_handler_create(const ep_forward_handler_config *config,
                                  ep_forward_handler **out_handler, ep_error *out_error);

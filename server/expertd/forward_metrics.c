@@ -51,12 +51,18 @@ void ep_forward_metrics_init(ep_forward_metrics *metrics, ep_metrics *registry)
 void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, bool hedged,
                               uint64_t rows, uint64_t took_ns, uint64_t queue_ns)
 {
+    ep_forward_stats *stats = &metrics->stats;
     ep_counter_add(result == EP_OK
                        ? metrics->requests_ok
                        : requests(metrics->registry, hedged ? "HEDGED" : ep_err_name(result)),
                    1);
     ep_histogram_observe(metrics->total_seconds, (double)took_ns * 1e-9);
+    __atomic_fetch_add(result == EP_OK ? &stats->served
+                       : hedged        ? &stats->hedged
+                                       : &stats->failed,
+                       1, __ATOMIC_RELAXED);
     if (result == EP_OK) {
+        __atomic_fetch_add(&stats->rows_served, rows, __ATOMIC_RELAXED);
         ep_counter_add(metrics->rows, rows);
         ep_histogram_observe(metrics->request_rows, (double)rows);
         ep_histogram_observe(metrics->queue_seconds, (double)queue_ns * 1e-9);

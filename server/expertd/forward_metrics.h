@@ -8,7 +8,16 @@
 #include "common/metrics.h"
 #include "expertd/tensor.h"
 
+typedef struct ep_forward_stats {
+    uint64_t in_flight;
+    uint64_t served;
+    uint64_t failed;
+    uint64_t hedged;      /* cancelled, since the caller used another node's answer: no failure */
+    uint64_t rows_served; /* rows computed: one per slot */
+} ep_forward_stats;
+
 typedef struct ep_forward_metrics {
+    ep_forward_stats stats; /* atomic */
     ep_metrics *registry;
     ep_metric_series *requests_ok;
     ep_metric_series *rows;
@@ -21,7 +30,8 @@ typedef struct ep_forward_metrics {
 
 void ep_forward_metrics_init(ep_forward_metrics *metrics, ep_metrics *registry);
 /* One request ended; hedged: cancelled, since the caller uses another node's answer. With a result:
- * rows were computed, from queue_ns after it came on. */
+ * rows were computed, from queue_ns after it came on. Before the reply goes out: whoever has it
+ * finds it counted. */
 void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, bool hedged,
                               uint64_t rows, uint64_t took_ns, uint64_t queue_ns);
 /* Some expert rows [hidden] of it were: they are looked through for NaN and Inf, while the cache
