@@ -110,7 +110,6 @@ struct ep_group {
     ep_fork_guard fork;
     ep_buffer_pool *pool;
     ep_lane_limits limits;
-    const ep_lane_ops *lane;
     ep_listener *listener;
     /* of the current generation; written only while no call is under way */
     uint32_t *members; /* [world] */

@@ -518,16 +518,15 @@ static ep_err open_listener(ep_group *group, const ep_group_config *config, ep_e
     const char *url = listen_url_of(config);
     ep_lane_address address = {.url = url,
                                .tls = strncmp(url, "tls+tcp://", 10) == 0 ? &group->tls : NULL};
-    group->lane = ep_lane_for_url(url);
-    ep_err err = ep_lane_listen(group->lane, &address, &group->limits, ep_group_accepted, group,
-                                &group->listener, out_error);
+    ep_err err = ep_lane_listen(ep_lane_for_url(url), &address, &group->limits, ep_group_accepted,
+                                group, &group->listener, out_error);
     return err != EP_OK ? err : choose_own_url(group, config, out_error);
 }
 
 static void close_listener(ep_group *group)
 {
     if (group->listener != NULL) {
-        group->lane->listener_close(group->listener);
+        ep_listener_close(group->listener);
         group->listener = NULL;
     }
 }

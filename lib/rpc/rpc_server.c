@@ -345,7 +345,7 @@ static void close_listeners(ep_rpc_server *server)
         server->listeners[i].listener = NULL;
         pthread_mutex_unlock(&server->lock);
         if (listener != NULL) {
-            listener->ops->listener_close(listener);
+            ep_listener_close(listener);
         }
     }
 }

@@ -106,6 +106,13 @@ void ep_lane_listener_free(ep_lane_listener *listener)
     ep_lane_drop();
 }
 
+void ep_listener_close(ep_listener *listener)
+{
+    if (((ep_lane_listener *)listener)->forks == ep_lane_forks()) {
+        listener->ops->listener_close(listener);
+    }
+}
+
 void ep_listener_url(ep_listener *listener, char *out_url, size_t bytes)
 {
     snprintf(out_url, bytes, "%s", ((ep_lane_listener *)listener)->url);

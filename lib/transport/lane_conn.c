@@ -230,6 +230,23 @@ static bool begin_close(ep_lane_conn *conn)
     return ep_lane_conn_begin_end(conn, &closed);
 }
 
+ep_err ep_conn_send(ep_conn *base, ep_send *send)
+{
+    ep_lane_conn *conn = (ep_lane_conn *)base;
+    ep_err err = ep_send_prepare(send, &conn->limits);
+    if (err == EP_OK) {
+        err = ep_lane_conn_is_ours(conn) ? base->ops->conn_send(base, send) : EP_ERR_CLOSED;
+    }
+    return err;
+}
+
+uint64_t ep_conn_unacked(ep_conn *base)
+{
+    const bool is_told =
+        base->ops->conn_unacked != NULL && ep_lane_conn_is_ours((ep_lane_conn *)base);
+    return is_told ? base->ops->conn_unacked(base) : 0;
+}
+
 void ep_conn_close(ep_conn *base)
 {
     ep_lane_conn *conn = (ep_lane_conn *)base;

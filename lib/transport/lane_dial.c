@@ -93,11 +93,14 @@ void ep_lane_dial_report(ep_lane_dial *dial, ep_conn *taken_conn, const ep_error
 void ep_dial_release(ep_dial *base)
 {
     ep_lane_dial *dial = (ep_lane_dial *)base;
+    if (dial->forks != ep_lane_forks()) {
+        return;
+    }
     pthread_mutex_lock(&dial->lock);
     bool cancelled = dial->state == EP_DIAL_PENDING;
     if (cancelled) {
         dial->state = EP_DIAL_DONE;
-        if (dial->cancel != NULL && dial->forks == ep_lane_forks()) {
+        if (dial->cancel != NULL) {
             dial->cancel(dial);
         }
     }

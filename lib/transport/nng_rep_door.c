@@ -77,7 +77,6 @@ struct ep_nng_rep_door {
     ep_lane_limits lane_limits;
     uint32_t places; /* for connections that are not being closed */
     ep_nng_rep_handler handler;
-    const ep_lane_ops *lane;
     ep_listener *listener;
     char url[EP_ADDRESS_BYTES];
     pthread_t thread; /* starts requests that waited, and turns away who takes room for nothing */
@@ -586,7 +585,6 @@ ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_lim
     door->limits = *limits;
     door->handler = *handler;
     door->slots = slots;
-    door->lane = &ep_nng_stream_lane;
     size_t message_max = limits->frame_bytes_max + OVERSIZE_BYTES;
     door->lane_limits = (ep_lane_limits){.frame_bytes = sp_frame_bytes,
                                          .prefix_bytes = SP_PREFIX_BYTES,
@@ -604,8 +602,8 @@ ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_lim
         door_free(door);
         return ep_error_set(out_error, err, "cannot start the door's thread");
     }
-    err = ep_lane_listen(door->lane, address, &door->lane_limits, accepted, door, &door->listener,
-                         out_error);
+    err = ep_lane_listen(&ep_nng_stream_lane, address, &door->lane_limits, accepted, door,
+                         &door->listener, out_error);
     if (err != EP_OK) {
         stop_thread(door);
         door_free(door);
@@ -623,7 +621,7 @@ void ep_nng_rep_door_url(const ep_nng_rep_door *door, char *out_url, size_t byte
 
 ep_err ep_nng_rep_door_renew_tls(ep_nng_rep_door *door, ep_error *out_error)
 {
-    return door->lane->listener_renew_tls(door->listener, out_error);
+    return ep_nng_stream_lane.listener_renew_tls(door->listener, out_error);
 }
 
 void ep_nng_rep_door_peer(ep_nng_rep_door *door, uint32_t slot, char *out_address, size_t bytes)
@@ -642,7 +640,7 @@ void ep_nng_rep_door_read_stats(ep_nng_rep_door *door, ep_nng_rep_stats *out_sta
 
 void ep_nng_rep_door_stop(ep_nng_rep_door *door)
 {
-    door->lane->listener_close(door->listener);
+    ep_listener_close(door->listener);
     stop_thread(door);
 }
 

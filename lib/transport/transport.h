@@ -30,6 +30,11 @@
  *            Peer death (end of stream) is on_closed with CONNECTION_LOST, after the frames it had
  *            sent.
  * Threads    All calls from any thread, also from callbacks.
+ * Forks      A child has no thread and no descriptor of its parent's lanes, but may open lanes of
+ *            its own where ep_lane_check_fork allows it. What the parent opened may be closed,
+ *            released, started and sent on in the child as well: that returns at once, does and
+ *            frees nothing and calls nobody, and a send is CLOSED. What is left of it is memory.
+ *            Lanes need not know: none of this reaches an ep_lane_ops.
  */
 #ifndef EP_TRANSPORT_TRANSPORT_H
 #define EP_TRANSPORT_TRANSPORT_H
@@ -189,8 +194,7 @@ typedef struct ep_lane_ops {
     /* Called by ep_lane_listen with a listener whose first member is filled and whose rest is zero.
      * On error it undoes what it did; the caller frees. */
     ep_err (*listen)(ep_listener *listener, const ep_lane_address *address, ep_error *out_error);
-    /* Stops accepting, waits for a running on_accept; accepted connections live on. Not from a
-     * callback. */
+    /* As ep_listener_close. */
     void (*listener_close)(ep_listener *listener);
     /*
      * Reads the files of its TLS settings again, for connections from now on; those there are stay.
@@ -202,9 +206,9 @@ typedef struct ep_lane_ops {
     /* Called by ep_lane_dial_begin with a dial whose first member is filled and whose rest is zero.
      * On error it undoes what it did; the caller frees. */
     ep_err (*dial)(ep_dial *dial, const ep_lane_address *address, ep_error *out_error);
+    /* A send that is checked, its private fields filled. Errors: as ep_conn_send. */
     ep_err (*conn_send)(ep_conn *conn, ep_send *send);
-    /* Of sends that are done: bytes the peer's system does not have yet, which are lost when this
-     * side closes. NULL: there are none, or the lane cannot tell (nng). */
+    /* As ep_conn_unacked. NULL: there are none, or the lane cannot tell (nng). */
     uint64_t (*conn_unacked)(ep_conn *conn);
 
     /* Ends the lane's own threads, once nothing needs them (ep_lane_hold). NULL: it has none. */
@@ -288,6 +292,9 @@ ep_err ep_lane_dial_begin(const ep_lane_ops *lane, const ep_lane_address *addres
 
 /* Address with the real port, e.g. "tcp://127.0.0.1:38211". */
 void ep_listener_url(ep_listener *listener, char *out_url, size_t bytes);
+/* Stops accepting, waits for a running on_accept, frees; accepted connections live on. Not from a
+ * callback. */
+void ep_listener_close(ep_listener *listener);
 /*
  * Frees. Cancels if under way: on_dial then gets CANCELLED, on this thread, before this returns.
  * Waits for an on_dial that is running, so not from on_dial, and not under a lock that on_dial
@@ -298,10 +305,7 @@ void ep_dial_release(ep_dial *dial);
 void ep_conn_start(ep_conn *conn, const ep_conn_handler *handler);
 /* Errors: RESOURCE_EXHAUSTED (queue full), CLOSED, INVALID_ARGUMENT (parts); on error done() is not
  * called. */
-static inline ep_err ep_conn_send(ep_conn *conn, ep_send *send)
-{
-    return conn->ops->conn_send(conn, send);
-}
+ep_err ep_conn_send(ep_conn *conn, ep_send *send);
 void ep_conn_close(ep_conn *conn);
 void ep_conn_release(ep_conn *conn);
 /*
@@ -315,9 +319,8 @@ void ep_conn_peer(ep_conn *conn, char *out_address, size_t bytes);
 /* True when the lane encrypts and authenticates bytes, or never leaves this machine: no payload CRC
  * needed. */
 bool ep_conn_is_trusted(const ep_conn *conn);
-static inline uint64_t ep_conn_unacked(ep_conn *conn)
-{
-    return conn->ops->conn_unacked != NULL ? conn->ops->conn_unacked(conn) : 0;
-}
+/* Of sends that are done: bytes the peer's system does not have yet, which are lost when this side
+ * closes. 0: there are none, or the lane cannot tell. */
+uint64_t ep_conn_unacked(ep_conn *conn);
 
 #endif

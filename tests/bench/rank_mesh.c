@@ -255,7 +255,7 @@ rank_mesh *rank_mesh_open(uint32_t rank, uint32_t ranks, const char *const *addr
 void rank_mesh_close(rank_mesh *mesh)
 {
     rank_mesh_flush(mesh);
-    mesh->listener->ops->listener_close(mesh->listener);
+    ep_listener_close(mesh->listener);
     for (uint32_t i = 0; i < mesh->ranks; i++) {
         if (mesh->peers[i].conn != NULL) {
             ep_conn_close(mesh->peers[i].conn);

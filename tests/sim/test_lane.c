@@ -166,7 +166,7 @@ static uint64_t close_world(void)
     if (client.closed == 0) {
         ep_conn_close(client.conn);
     }
-    ep_sim_lane.listener_close(listener);
+    ep_listener_close(listener);
     while (ep_sim_run_one(sim)) {
     }
     CHECK(client.closed == 1 && server.closed == 1);

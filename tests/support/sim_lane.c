@@ -525,12 +525,8 @@ static sim_conn *conn_create(const ep_lane_ops *lane, ep_sim *sim, ep_sim_host_i
 static ep_err sim_conn_send(ep_conn *base, ep_send *send)
 {
     sim_conn *conn = (sim_conn *)base;
-    ep_err err = ep_send_prepare(send, &conn->lane.limits);
-    if (err != EP_OK) {
-        return err;
-    }
     lock(conn->sim);
-    err = ep_lane_conn_queue(&conn->lane, send);
+    ep_err err = ep_lane_conn_queue(&conn->lane, send);
     if (err == EP_OK) {
         arm(conn);
     }

@@ -174,12 +174,8 @@ ep_err ep_loopback_conn_pair_create(const ep_lane_dial *dial, const ep_lane_limi
 ep_err ep_loopback_conn_send(ep_conn *base, ep_send *send)
 {
     loopback_conn *conn = (loopback_conn *)base;
-    ep_err err = ep_send_prepare(send, &conn->lane.limits);
-    if (err != EP_OK) {
-        return err;
-    }
     pthread_mutex_lock(conn->lane.lock);
-    err = ep_lane_conn_queue(&conn->lane, send);
+    ep_err err = ep_lane_conn_queue(&conn->lane, send);
     if (err == EP_OK) {
         kick(conn);
     }

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "transport/address.h"
+#include "transport/lane_fork.h"
 
 typedef struct loopback_listener {
     ep_lane_listener lane;
@@ -18,11 +19,25 @@ typedef struct loopback_dial {
     ep_lane_job job; /* with the lane's reference */
 } loopback_dial;
 
-static struct {
+typedef struct loopback_lane {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* on_accept returned */
     loopback_listener *listeners;
-} lane = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+} loopback_lane;
+
+#define LANE_AT_REST                                                                               \
+    (loopback_lane)                                                                                \
+    {                                                                                              \
+        .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER                     \
+    }
+
+static loopback_lane lane = LANE_AT_REST;
+
+static void forget(void)
+{
+    lane = LANE_AT_REST;
+    ep_loopback_worker = (ep_lane_worker)EP_LANE_WORKER("ep-loopback");
+}
 
 static void loopback_fini(void)
 {
@@ -53,6 +68,7 @@ static ep_err open_lane(const char *url, ep_error *out_error)
                             "address '%.64s' must be loopback://name, up to %d characters", url,
                             EP_ADDRESS_BYTES - 1);
     }
+    ep_lane_fork_hook(forget);
     return ep_lane_worker_start(&ep_loopback_worker, out_error);
 }
 

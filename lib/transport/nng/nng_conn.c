@@ -192,12 +192,8 @@ static void send_done(void *arg)
 ep_err ep_nng_conn_send(ep_conn *base, ep_send *send)
 {
     stream_conn *conn = (stream_conn *)base;
-    ep_err err = ep_send_prepare(send, &conn->lane.limits);
-    if (err != EP_OK) {
-        return err;
-    }
     pthread_mutex_lock(conn->lane.lock);
-    err = ep_lane_conn_queue(&conn->lane, send);
+    ep_err err = ep_lane_conn_queue(&conn->lane, send);
     if (err == EP_OK && !conn->send_busy) {
         conn->send_busy = true;
         post_send(conn);

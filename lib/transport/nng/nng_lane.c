@@ -4,6 +4,8 @@
 
 #include "transport/lane_fork.h"
 
+static bool in_child; /* atomic */
+
 /*
  * nng stays until the process ends when TLS was used: nng 1.5.2 frees the connection of a cancelled
  * accept or dial after it has completed the aio, and nng_fini has no way to wait for that (it was
@@ -12,13 +14,14 @@
  */
 static void nng_lane_fini(void)
 {
+    if (__atomic_load_n(&in_child, __ATOMIC_RELAXED)) {
+        return; /* the threads are the parent's */
+    }
     ep_lane_worker_stop(&ep_nng_reaper);
     if (!ep_nng_tls_was_used()) {
         nng_fini();
     }
 }
-
-static bool in_child; /* atomic */
 
 static void forget(void)
 {

@@ -20,7 +20,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/cpu_features.h"
@@ -211,19 +210,12 @@ ep_err ep_shm_conn_send(ep_conn *base, ep_send *send)
 {
     shm_conn *conn = (shm_conn *)base;
     ep_lane_conn *lane = &conn->lane;
-    ep_err err = ep_send_prepare(send, &lane->limits);
-    if (err != EP_OK) {
-        return err;
-    }
-    if (!ep_lane_conn_is_ours(lane)) {
-        return EP_ERR_CLOSED;
-    }
     bool bell = false;
     bool more = false;
     ep_send *own = NULL;
     pthread_mutex_lock(lane->lock);
     bool first = lane->queue.head == NULL;
-    err = ep_lane_conn_queue(lane, send);
+    ep_err err = ep_lane_conn_queue(lane, send);
     if (err == EP_OK && first) {
         more = fill_ring(conn, SEND_FILLS, &bell);
         own = take_own(conn, send);

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -207,9 +206,6 @@ static ep_err listen_on(ep_listener *base, const ep_lane_address *address, ep_er
 static void listener_close(ep_listener *base)
 {
     shm_listener *l = (shm_listener *)base;
-    if (l->lane.forks != ep_lane_forks()) {
-        return; /* the name and the thread are the parent's */
-    }
     pthread_mutex_lock(&l->lane.lock);
     l->closing = true;
     while (l->accepting) {

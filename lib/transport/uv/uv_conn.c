@@ -129,17 +129,10 @@ ep_err ep_uv_conn_send(ep_conn *base, ep_send *send)
     uv_conn *conn = (uv_conn *)base;
     ep_lane_conn *lane = &conn->lane;
     bool must_kick = false;
-    ep_err err = ep_send_prepare(send, &lane->limits);
-    if (err != EP_OK) {
-        return err;
-    }
-    if (!ep_lane_conn_is_ours(lane)) {
-        return EP_ERR_CLOSED;
-    }
     const ep_send *mine = send->done_inside ? send : NULL; /* send may be gone once it is queued */
     const bool is_patient = send->is_patient;
     pthread_mutex_lock(lane->lock);
-    err = ep_lane_conn_queue(lane, send);
+    ep_err err = ep_lane_conn_queue(lane, send);
     if (err == EP_OK && !conn->writing && !conn->wait_writable) {
         conn->wait_writable = is_patient;
         must_kick = is_patient || write_queue(conn, mine, false);

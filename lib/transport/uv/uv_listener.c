@@ -217,9 +217,6 @@ static ep_err listen_on(ep_listener *base, const ep_lane_address *address, ep_er
 static void listener_close(ep_listener *base)
 {
     uv_listener *l = (uv_listener *)base;
-    if (l->lane.forks != ep_lane_forks()) {
-        return; /* the worker that would end it is the parent's */
-    }
     pthread_mutex_lock(&l->lane.lock);
     l->closing = true;
     /* Under the lock: a run under way that sees the end must have this one behind it, not after the

@@ -5,7 +5,6 @@
  * and only once.
  */
 #include <sched.h>
-#include <stdlib.h>
 
 #include "base/check.h"
 #include "base/clock.h"

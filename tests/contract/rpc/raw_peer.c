@@ -146,7 +146,7 @@ void raw_peer_accept(raw_peer *p)
 void raw_peer_fini(raw_peer *p)
 {
     if (p->listener != NULL) {
-        p->listener->ops->listener_close(p->listener);
+        ep_listener_close(p->listener);
     }
     if (p->dial != NULL) {
         ep_dial_release(p->dial);

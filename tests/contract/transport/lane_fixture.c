@@ -3,7 +3,9 @@
 #include "lane_fixture.h"
 
 #include <dirent.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -12,6 +14,7 @@
 #include "support/sim_lane.h"
 
 #define FIXTURE_MAGIC 0x3152544e4f435045ull
+#define CHILD_LIFE_S 300 /* longer than a test */
 
 __thread bool inside_lane_call;
 
@@ -495,7 +498,7 @@ void pair_start(lane_world *w, side *client, side *server)
 void world_close(lane_world *w)
 {
     if (w->listener != NULL) {
-        w->ops->listener_close(w->listener);
+        ep_listener_close(w->listener);
     }
     ep_transport_fini();
     if (world_is(w, "sim")) {
@@ -524,4 +527,19 @@ unsigned open_descriptors(void)
     }
     closedir(folder);
     return count;
+}
+
+pid_t fork_child(void)
+{
+    pid_t parent = getpid();
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        signal(SIGALRM, SIG_DFL);
+        alarm(CHILD_LIFE_S);
+        if (getppid() != parent) {
+            _exit(126); /* it died before the lines above */
+        }
+    }
+    return child;
 }

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/types.h>
 
 #include "support/check.h"
 #include "transport/transport.h"
@@ -119,6 +120,9 @@ void fixture_fill(uint8_t *frame, uint64_t sequence, size_t bytes);
 const char *fixture_verify(const ep_buffer *frame, uint64_t sequence);
 uint64_t fixture_sequence(const ep_buffer *frame);
 unsigned open_descriptors(void);
+/* Like fork; the child dies with the process that forked it, whatever ends that one, and never
+ * lives for ever. */
+pid_t fork_child(void);
 
 /* Set while this thread is inside a lane call made through the fixture: no callback may see it. */
 extern __thread bool inside_lane_call;

@@ -11,7 +11,6 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -26,7 +25,6 @@
 #include "transport/shm/shm_lane.h"
 
 #define NOBODY 65534u
-#define CHILD_LIFE_S 300 /* longer than a test */
 
 static lane_world world;
 static side server;
@@ -47,23 +45,6 @@ TestSuite(shm, .init = open_world, .fini = close_world, .timeout = 120);
 static const char *socket_path(void)
 {
     return world.url + strlen("shm://");
-}
-
-/* Like fork; the child dies with the process that forked it, whatever ends that one, and never
- * lives for ever. */
-static pid_t fork_child(void)
-{
-    pid_t parent = getpid();
-    pid_t child = fork();
-    if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        signal(SIGALRM, SIG_DFL);
-        alarm(CHILD_LIFE_S);
-        if (getppid() != parent) {
-            _exit(126); /* it died before the lines above */
-        }
-    }
-    return child;
 }
 
 /* ---- a peer made by hand ---- */
@@ -543,7 +524,7 @@ Test(shm, a_forked_child_that_closes_its_copies_takes_nothing_away)
         for (size_t i = 0; i < 64; i++) {
             own[i] = dup(0); /* also the numbers of the sockets that are closed here */
         }
-        world.ops->listener_close(world.listener);
+        ep_listener_close(world.listener);
         for (size_t i = 0; i < 64; i++) {
             if (fcntl(own[i], F_GETFD) < 0) {
                 _exit(1);
@@ -585,7 +566,7 @@ static int end_parents_connection(side *client)
     ep_conn_close(client->conn);
     ep_conn_close(server.conn);
     visit_threads();
-    world.ops->listener_close(world.listener);
+    ep_listener_close(world.listener);
     for (size_t i = 0; i < 32; i++) {
         if (fcntl(own[i][0], F_GETFD) < 0 || fcntl(own[i][1], F_GETFD) < 0) {
             return 1;
@@ -650,7 +631,7 @@ static void listen_for(const uint32_t *uid, const uint32_t *gid)
         .uids = uid, .uids_count = uid != NULL, .gids = gid, .gids_count = gid != NULL};
     ep_lane_address address = {.url = world.url, .shm = &config};
     if (world.listener != NULL) {
-        world.ops->listener_close(world.listener);
+        ep_listener_close(world.listener);
     }
     cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
                                 &world.listener, &error),

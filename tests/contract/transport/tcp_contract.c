@@ -498,25 +498,3 @@ Test(tcp, sets_nodelay_and_keepalive_on_both_ends)
     side_start(&server);
     pair_close(&client, &server);
 }
-
-/* The thread that would end it is the parent's, so there is nothing to wait for. */
-Test(tcp, a_forked_child_that_closes_its_copy_of_a_listener_returns)
-{
-    if (strcmp(CONTRACT_SCHEME, "tcp/nng") == 0) {
-        cr_skip_test("nng does not work in a forked child");
-    }
-    side client;
-    pid_t child = fork();
-    cr_assert_geq(child, 0);
-    if (child == 0) {
-        signal(SIGALRM, SIG_DFL);
-        alarm(30); /* it would wait for ever */
-        world.ops->listener_close(world.listener);
-        _exit(0);
-    }
-    int status;
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
-    pair_start(&world, &client, &server);
-    pair_close(&client, &server);
-}

@@ -325,7 +325,7 @@ static void churn(const char *scheme, unsigned cycles, uint64_t seed)
     for (unsigned i = 0; i < THREADS; i++) {
         pthread_join(workers[i].thread, NULL);
     }
-    world.ops->listener_close(world.listener); /* no accept comes after this */
+    ep_listener_close(world.listener); /* no accept comes after this */
     world.listener = NULL;
     wait_until_all_is_back();
     world_close(&world);

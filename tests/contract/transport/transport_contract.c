@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -680,7 +681,7 @@ Test(transport, refuses_a_dial_nobody_listens_for)
 {
     ep_error error;
     start_pair();
-    world.ops->listener_close(world.listener);
+    ep_listener_close(world.listener);
     world.listener = NULL;
     cr_assert_null(world_dial(&world, &error));
     cr_assert_eq(error.code, EP_ERR_UNAVAILABLE, "%s", error.text);
@@ -722,7 +723,7 @@ Test(transport, closes_a_listener_at_once)
         const uint64_t until_ns = ep_clock_now_ns() + i % 100 * 1000;
         while (ep_clock_now_ns() < until_ns) {
         }
-        world.ops->listener_close(listener);
+        ep_listener_close(listener);
     }
 }
 
@@ -831,6 +832,102 @@ Test(transport, a_child_of_a_process_that_connects_has_none_of_its_sockets)
     __atomic_store_n(&dialing_ends, true, __ATOMIC_RELEASE);
     pthread_join(dialer, NULL);
     cr_assert_eq(holders, 0u);
+}
+
+static void expect_child_exits(pid_t child)
+{
+    int status;
+    cr_assert_geq(child, 0);
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
+}
+
+/* The threads that would end them are the parent's, so there is nothing to wait for. */
+Test(transport, a_forked_child_that_closes_its_copies_returns)
+{
+    start_pair();
+    pid_t child = fork_child();
+    if (child == 0) {
+        alarm(30);
+        message *m = message_create(&client, 0, 64);
+        bool is_refused = message_send(m) == EP_ERR_CLOSED && ep_conn_unacked(client.conn) == 0;
+        ep_conn_close(client.conn);
+        ep_conn_release(client.conn);
+        ep_conn_release(server.conn);
+        ep_listener_close(world.listener);
+        ep_transport_fini();
+        _exit(is_refused ? 0 : 1);
+    }
+    expect_child_exits(child);
+    cr_assert_eq(send_and_forget(&client, 0, 5000), EP_OK);
+    side_wait_frames(&server, 1);
+    pair_close(&client, &server);
+}
+
+static sem_t dial_begun;
+static sem_t dial_goes_on;
+
+static void hold_dial(void *arg, ep_conn *conn, const ep_error *error)
+{
+    sem_post(&dial_begun);
+    while (sem_wait(&dial_goes_on) != 0) {
+    }
+    count_dial(arg, conn, error);
+}
+
+/* on_dial runs in the parent: a child that waited for it would do so for ever. */
+Test(transport, a_forked_child_that_releases_its_copy_of_a_dial_returns)
+{
+    ep_lane_address address;
+    ep_error error;
+    ep_dial *dial;
+    sem_init(&dial_begun, 0, 0);
+    sem_init(&dial_goes_on, 0, 0);
+    world_listen(&world);
+    world_address(&world, false, &address);
+    cr_assert_eq(
+        ep_lane_dial_begin(world.ops, &address, &world.limits, hold_dial, NULL, &dial, &error),
+        EP_OK, "%s", error.text);
+    while (sem_wait(&dial_begun) != 0) {
+    }
+    pid_t child = fork_child();
+    if (child == 0) {
+        alarm(30);
+        ep_dial_release(dial);
+        _exit(0);
+    }
+    expect_child_exits(child);
+    sem_post(&dial_goes_on);
+    ep_dial_release(dial);
+    cr_assert_eq(dial_code, EP_OK);
+    ep_conn_release(dial_conn);
+    ep_conn_release(world_take_accepted(&world));
+}
+
+/* What serves the parent's objects is not there; the lane begins anew. */
+Test(transport, a_forked_child_may_open_the_lane_again)
+{
+    if (world.ops == &ep_nng_stream_lane || world_is(&world, "sim")) {
+        return; /* check_fork says so; the simulated network is the parent's */
+    }
+    start_pair();
+    pid_t child = fork_child();
+    if (child == 0) {
+        alarm(30);
+        side near;
+        side far;
+        strcat(world.url, world_is(&world, "shm") ? "2" : "");
+        world_listen(&world);
+        pair_start(&world, &near, &far);
+        pair_close(&near, &far);
+        ep_listener_close(world.listener);
+        ep_transport_fini();
+        _exit(0);
+    }
+    expect_child_exits(child);
+    cr_assert_eq(send_and_forget(&client, 0, 5000), EP_OK);
+    side_wait_frames(&server, 1);
+    pair_close(&client, &server);
 }
 
 Test(transport, refuses_wrong_arguments_by_name)
