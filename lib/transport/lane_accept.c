@@ -66,7 +66,8 @@ ep_err ep_lane_listen(const ep_lane_ops *lane, const ep_lane_address *address,
                       ep_listener **out_listener, ep_error *out_error)
 {
     *out_listener = NULL;
-    ep_err err = ep_lane_limits_check(limits, true, out_error);
+    ep_lane_limits own;
+    ep_err err = ep_lane_limits_take(limits, true, &own, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -79,7 +80,7 @@ ep_err ep_lane_listen(const ep_lane_ops *lane, const ep_lane_address *address,
     }
     count->refs = 1;
     listener->base.ops = lane;
-    listener->limits = *limits;
+    listener->limits = own;
     listener->on_accept = on_accept;
     listener->arg = arg;
     listener->count = count;
@@ -108,7 +109,7 @@ void ep_lane_listener_free(ep_lane_listener *listener)
 
 void ep_listener_close(ep_listener *listener)
 {
-    if (((ep_lane_listener *)listener)->forks == ep_lane_forks()) {
+    if (ep_lane_is_ours(((ep_lane_listener *)listener)->forks)) {
         listener->ops->listener_close(listener);
     }
 }

@@ -110,8 +110,7 @@ unsigned ep_assembler_room(ep_assembler *a, const ep_lane_limits *limits,
         }
     }
     if (large && count > 0) { /* the next prefix is enough: its frame then gets the rest in place */
-        size_t prefix = ep_lane_prefix_bytes(limits);
-        staging = staging < prefix ? staging : prefix;
+        staging = staging < limits->prefix_bytes ? staging : limits->prefix_bytes;
     }
     out_iovs[count++] = (struct iovec){.iov_base = a->staging + a->staged_end, .iov_len = staging};
     return count;
@@ -168,7 +167,7 @@ static void unread_to_front(ep_assembler *a)
 static ep_err read_length(const ep_assembler *a, const ep_lane_limits *limits, bool large_allowed,
                           const char *peer, size_t *out_bytes, ep_error *out_error)
 {
-    size_t need = ep_lane_prefix_bytes(limits);
+    size_t need = limits->prefix_bytes;
     size_t first = ahead_unread(a);
     uint8_t prefix[EP_FRAME_PREFIX_BYTES] = {0};
     if (first > 0) {
@@ -225,7 +224,7 @@ ep_assembler_step ep_assembler_next(ep_assembler *a, const ep_lane_limits *limit
 {
     if (a->frame == NULL) {
         size_t bytes = 0;
-        if (ahead_unread(a) + staged_unread(a) < ep_lane_prefix_bytes(limits)) {
+        if (ahead_unread(a) + staged_unread(a) < limits->prefix_bytes) {
             unread_to_front(a);
             return EP_ASSEMBLER_MORE;
         }

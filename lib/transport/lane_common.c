@@ -52,13 +52,14 @@ bool ep_lane_wait_dropped(uint32_t wait_ms)
     return dropped;
 }
 
-ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_error *out_error)
+ep_err ep_lane_limits_take(const ep_lane_limits *limits, bool for_listener,
+                           ep_lane_limits *out_limits, ep_error *out_error)
 {
     if (limits->frame_bytes == NULL || limits->pool == NULL) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "lane limits need frame_bytes and pool");
     }
-    size_t prefix = ep_lane_prefix_bytes(limits);
+    size_t prefix = limits->prefix_bytes != 0 ? limits->prefix_bytes : EP_FRAME_PREFIX_BYTES;
     if (prefix > EP_FRAME_PREFIX_BYTES) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "prefix_bytes is %zu, allowed up to %d", prefix, EP_FRAME_PREFIX_BYTES);
@@ -82,6 +83,8 @@ ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "connections_max is 0, must be at least 1");
     }
+    *out_limits = *limits;
+    out_limits->prefix_bytes = prefix;
     return EP_OK;
 }
 
@@ -89,7 +92,6 @@ ep_err ep_lane_frame_length(const ep_lane_limits *limits, bool large_allowed,
                             const uint8_t prefix[EP_FRAME_PREFIX_BYTES], const char *peer,
                             size_t *out_bytes, ep_error *out_error)
 {
-    size_t least = ep_lane_prefix_bytes(limits);
     size_t bytes = 0;
     ep_err err = limits->frame_bytes(prefix, &bytes, out_error);
     if (err != EP_OK) {
@@ -106,9 +108,10 @@ ep_err ep_lane_frame_length(const ep_lane_limits *limits, bool large_allowed,
                             "first frame of %zu bytes from %s, first_frame_bytes_max is %zu", bytes,
                             peer, limits->first_frame_bytes_max);
     }
-    if (bytes < least) {
+    if (bytes < limits->prefix_bytes) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL,
-                            "frame of %zu bytes from %s, must be at least %zu", bytes, peer, least);
+                            "frame of %zu bytes from %s, must be at least %zu", bytes, peer,
+                            limits->prefix_bytes);
     }
     *out_bytes = bytes;
     return EP_OK;
@@ -138,7 +141,7 @@ ep_err ep_send_prepare(ep_send *send, const ep_lane_limits *limits)
             return EP_ERR_INVALID_ARGUMENT;
         }
     }
-    if (total < ep_lane_prefix_bytes(limits) || total > limits->frame_bytes_max) {
+    if (total < limits->prefix_bytes || total > limits->frame_bytes_max) {
         return EP_ERR_INVALID_ARGUMENT;
     }
     send->total_bytes = total;

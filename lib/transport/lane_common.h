@@ -15,8 +15,10 @@ typedef struct ep_send_queue {
     size_t bytes;
 } ep_send_queue;
 
-/* Refuses limits that cannot work, naming the one. Errors: INVALID_ARGUMENT. */
-ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_error *out_error);
+/* A copy with prefix_bytes set. Refuses limits that cannot work, naming the one. Errors:
+ * INVALID_ARGUMENT. */
+ep_err ep_lane_limits_take(const ep_lane_limits *limits, bool for_listener,
+                           ep_lane_limits *out_limits, ep_error *out_error);
 
 /*
  * The length of the frame that begins so, when it may be received; large_allowed:
@@ -26,12 +28,6 @@ ep_err ep_lane_limits_check(const ep_lane_limits *limits, bool for_listener, ep_
 ep_err ep_lane_frame_length(const ep_lane_limits *limits, bool large_allowed,
                             const uint8_t prefix[EP_FRAME_PREFIX_BYTES], const char *peer,
                             size_t *out_bytes, ep_error *out_error);
-
-/* The shortest frame, and what must be there before frame_bytes is asked. */
-static inline size_t ep_lane_prefix_bytes(const ep_lane_limits *limits)
-{
-    return limits->prefix_bytes != 0 ? limits->prefix_bytes : EP_FRAME_PREFIX_BYTES;
-}
 
 /* Checks a send and fills its private fields. Errors: INVALID_ARGUMENT (parts, length). */
 ep_err ep_send_prepare(ep_send *send, const ep_lane_limits *limits);

@@ -210,7 +210,7 @@ void ep_lane_conn_finish(ep_lane_conn *conn)
 void ep_conn_start(ep_conn *base, const ep_conn_handler *handler)
 {
     ep_lane_conn *conn = (ep_lane_conn *)base;
-    if (!ep_lane_conn_is_ours(conn)) {
+    if (!ep_lane_is_ours(conn->forks)) {
         return;
     }
     pthread_mutex_lock(conn->lock);
@@ -235,7 +235,7 @@ ep_err ep_conn_send(ep_conn *base, ep_send *send)
     ep_lane_conn *conn = (ep_lane_conn *)base;
     ep_err err = ep_send_prepare(send, &conn->limits);
     if (err == EP_OK) {
-        err = ep_lane_conn_is_ours(conn) ? base->ops->conn_send(base, send) : EP_ERR_CLOSED;
+        err = ep_lane_is_ours(conn->forks) ? base->ops->conn_send(base, send) : EP_ERR_CLOSED;
     }
     return err;
 }
@@ -243,14 +243,14 @@ ep_err ep_conn_send(ep_conn *base, ep_send *send)
 uint64_t ep_conn_unacked(ep_conn *base)
 {
     const bool is_told =
-        base->ops->conn_unacked != NULL && ep_lane_conn_is_ours((ep_lane_conn *)base);
+        base->ops->conn_unacked != NULL && ep_lane_is_ours(((ep_lane_conn *)base)->forks);
     return is_told ? base->ops->conn_unacked(base) : 0;
 }
 
 void ep_conn_close(ep_conn *base)
 {
     ep_lane_conn *conn = (ep_lane_conn *)base;
-    if (!ep_lane_conn_is_ours(conn)) {
+    if (!ep_lane_is_ours(conn->forks)) {
         return;
     }
     pthread_mutex_lock(conn->lock);
@@ -263,7 +263,7 @@ void ep_conn_close(ep_conn *base)
 void ep_conn_release(ep_conn *base)
 {
     ep_lane_conn *conn = (ep_lane_conn *)base;
-    if (!ep_lane_conn_is_ours(conn)) {
+    if (!ep_lane_is_ours(conn->forks)) {
         return;
     }
     pthread_mutex_lock(conn->lock);

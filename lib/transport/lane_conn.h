@@ -53,12 +53,6 @@ typedef struct ep_lane_conn {
 /* Zeroed memory of malloc. One reference is the owner's, one the lane's. Takes count's place. */
 void ep_lane_conn_init(ep_lane_conn *conn, const ep_lane_ops *lane, const ep_lane_limits *limits,
                        ep_accept_count *taken_count, void (*wake)(ep_lane_conn *conn));
-/* False in a child of the process that made it: there its descriptors are other files', and a
- * thread that is not there may have held its lock. Nothing of it is touched. */
-static inline bool ep_lane_conn_is_ours(const ep_lane_conn *conn)
-{
-    return conn->forks == ep_lane_forks();
-}
 /* Undoes it, before anybody knows the connection. */
 void ep_lane_conn_abandon(ep_lane_conn *conn);
 /* ip: in_addr or in6_addr; port: in network order. */

@@ -14,7 +14,8 @@ ep_err ep_lane_dial_begin(const ep_lane_ops *lane, const ep_lane_address *addres
                           ep_dial **out_dial, ep_error *out_error)
 {
     *out_dial = NULL;
-    ep_err err = ep_lane_limits_check(limits, false, out_error);
+    ep_lane_limits own;
+    ep_err err = ep_lane_limits_take(limits, false, &own, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -25,7 +26,7 @@ ep_err ep_lane_dial_begin(const ep_lane_ops *lane, const ep_lane_address *addres
     pthread_mutex_init(&dial->lock, NULL);
     pthread_cond_init(&dial->changed, NULL);
     dial->base.ops = lane;
-    dial->limits = *limits;
+    dial->limits = own;
     dial->on_dial = on_dial;
     dial->arg = arg;
     dial->refs = 2;
@@ -93,7 +94,7 @@ void ep_lane_dial_report(ep_lane_dial *dial, ep_conn *taken_conn, const ep_error
 void ep_dial_release(ep_dial *base)
 {
     ep_lane_dial *dial = (ep_lane_dial *)base;
-    if (dial->forks != ep_lane_forks()) {
+    if (!ep_lane_is_ours(dial->forks)) {
         return;
     }
     pthread_mutex_lock(&dial->lock);

@@ -78,6 +78,11 @@ uint32_t ep_lane_forks(void)
     return __atomic_load_n(&known.forks, __ATOMIC_RELAXED);
 }
 
+bool ep_lane_is_ours(uint32_t forks)
+{
+    return forks == __atomic_load_n(&known.forks, __ATOMIC_RELAXED);
+}
+
 void ep_lane_fd_begin(void)
 {
     pthread_mutex_lock(&known.lock);

@@ -9,6 +9,7 @@
 #ifndef EP_TRANSPORT_LANE_FORK_H
 #define EP_TRANSPORT_LANE_FORK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* Before anything that a child has to forget: from then on a child closes the descriptors that are
@@ -17,9 +18,12 @@ void ep_lane_fork_watch(void);
 /* Before a lane's first descriptor and thread: the same, and a child calls forget, which lets the
  * lane begin anew. May be called again; each forget is kept once. */
 void ep_lane_fork_hook(void (*forget)(void));
-/* How many forks there were from the process that loaded the library down to this one. An object
- * that was made at another number is an ancestor's, and does not work here. */
+/* How many forks there were from the process that loaded the library down to this one. */
 uint32_t ep_lane_forks(void);
+/* An object that was made at this number is this process's. An ancestor's does not work here: its
+ * descriptors are other files', and a thread that is not there may have held its lock. Nothing of
+ * it is touched. */
+bool ep_lane_is_ours(uint32_t forks);
 
 /* Makes a descriptor known from the moment it exists. call makes it, and must not wait: a fork
  * waits for it. -1 with errno. */

@@ -192,7 +192,8 @@ typedef struct ep_lane_ops {
     size_t dial_bytes;     /* of its dial, which begins with ep_lane_dial */
 
     /* Called by ep_lane_listen with a listener whose first member is filled and whose rest is zero.
-     * On error it undoes what it did; the caller frees. */
+     * on_accept is called only after everything that may fail. On error it undoes what it did; the
+     * caller frees. */
     ep_err (*listen)(ep_listener *listener, const ep_lane_address *address, ep_error *out_error);
     /* As ep_listener_close. */
     void (*listener_close)(ep_listener *listener);
@@ -204,7 +205,8 @@ typedef struct ep_lane_ops {
     ep_err (*listener_renew_tls)(ep_listener *listener, ep_error *out_error);
 
     /* Called by ep_lane_dial_begin with a dial whose first member is filled and whose rest is zero.
-     * On error it undoes what it did; the caller frees. */
+     * Its result is reported only after everything that may fail here. On error it undoes what it
+     * did; the caller frees. */
     ep_err (*dial)(ep_dial *dial, const ep_lane_address *address, ep_error *out_error);
     /* A send that is checked, its private fields filled. Errors: as ep_conn_send. */
     ep_err (*conn_send)(ep_conn *conn, ep_send *send);
@@ -229,6 +231,7 @@ struct ep_dial {
     const ep_lane_ops *ops;
 };
 
+/* Each table is the end of its lane's *_lane.c or, where there is none, of its *_listener.c. */
 extern const ep_lane_ops ep_nng_stream_lane;
 extern const ep_lane_ops ep_uv_stream_lane;
 extern const ep_lane_ops ep_loopback_lane;

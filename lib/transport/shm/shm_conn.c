@@ -269,7 +269,7 @@ static receive_step begin_frame(shm_conn *conn, ep_error *out_error)
 static receive_step receive_some(shm_conn *conn, ep_error *out_error)
 {
     size_t available;
-    size_t least = ep_lane_prefix_bytes(&conn->lane.limits);
+    size_t least = conn->lane.limits.prefix_bytes;
     if (!ep_shm_consumer_available(&conn->in, &available)) {
         ep_error_set(out_error, EP_ERR_PROTOCOL, "%s broke the ring: its position is impossible",
                      conn->lane.peer);

@@ -216,7 +216,7 @@ static void on_readable(uv_conn *conn, bool failed)
     size_t had_bytes = 0;
     bool waits = __atomic_load_n(&lane->memory_wait, __ATOMIC_RELAXED);
     /* one that waits for memory does not read: its error would come again and again */
-    if (!is_started(lane) || (failed && waits)) {
+    if (failed && (waits || !is_started(lane))) {
         end_of_stream(lane, "its socket failed");
         return;
     }
@@ -230,7 +230,7 @@ static void on_readable(uv_conn *conn, bool failed)
         if (got > 0) {
             uint64_t now_ns = ep_clock_now_ns();
             __atomic_store_n(&lane->heard_ns, now_ns, __ATOMIC_RELAXED);
-            ep_uv_loop_worker_heard(conn->worker, now_ns);
+            conn->worker->heard_ns = now_ns;
             ep_assembler_received(&lane->assembler, (size_t)got);
             had_bytes += (size_t)got;
             more = pump(conn) && (size_t)got == asked; /* less: the socket is empty */
@@ -263,7 +263,10 @@ static void on_poll(uv_poll_t *poll, int status, int events)
     if (status < 0 || (events & UV_READABLE) != 0) {
         on_readable(conn, status < 0);
     }
-    if (!ep_lane_conn_is_closing(&conn->lane)) {
+    /* Who else changes what is to be watched has the job run. */
+    const bool is_changed =
+        events != UV_READABLE || __atomic_load_n(&conn->lane.memory_wait, __ATOMIC_RELAXED);
+    if (is_changed && !ep_lane_conn_is_closing(&conn->lane)) {
         update_events(conn);
     }
 }
@@ -318,7 +321,7 @@ static void on_handle_closed(uv_handle_t *handle)
 static void open_handles(uv_conn *conn)
 {
     ep_lane_conn *lane = &conn->lane;
-    uv_loop_t *loop = ep_uv_loop_worker_loop(conn->worker);
+    uv_loop_t *loop = &conn->worker->loop;
     int failed = uv_poll_init(loop, &conn->poll, conn->fd);
     uv_timer_init(loop, &conn->retry);
     conn->retry.data = conn;

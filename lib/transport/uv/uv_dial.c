@@ -104,7 +104,7 @@ static void try_address(uv_dial *d)
         attempt_over(d);
         return;
     }
-    int failed = uv_poll_init(ep_uv_loop_worker_loop(d->worker), &d->poll, d->fd);
+    int failed = uv_poll_init(&d->worker->loop, &d->poll, d->fd);
     if (failed != 0) {
         d->failed = -failed;
         attempt_over(d);
@@ -155,8 +155,8 @@ static void begin(uv_dial *d)
     d->list = NULL;
     hints.ai_flags = AI_NUMERICSERV;
     d->resolve.data = d;
-    int failed = uv_getaddrinfo(ep_uv_loop_worker_loop(d->worker), &d->resolve, on_resolved,
-                                d->to.host, d->to.port, &hints);
+    int failed =
+        uv_getaddrinfo(&d->worker->loop, &d->resolve, on_resolved, d->to.host, d->to.port, &hints);
     if (failed != 0) {
         resolve_failed(d, uv_strerror(failed));
         return;

@@ -29,21 +29,34 @@
 #include "transport/lane_fork.h"
 #include "transport/lane_worker.h"
 
-typedef struct ep_uv_loop_worker ep_uv_loop_worker;
-
 /* uv_loop.c */
+typedef struct ep_uv_loop_worker {
+    /* for its thread only */
+    uv_loop_t loop;
+    uint64_t heard_ns; /* when something came for its connections, so that busy polling goes on */
+    /* private */
+    uv_async_t wake;
+    uv_prepare_t before;
+    uv_check_t after;
+    uv_idle_t spin; /* while active the loop does not sleep */
+    pthread_t thread;
+    uint32_t spins;
+    pthread_mutex_t lock;
+    /* guarded by lock */
+    ep_lane_jobs jobs;
+    bool sleeping; /* a push must wake the loop */
+    bool stopping;
+} ep_uv_loop_worker;
+
 /* Starts the workers unless they run. Errors: IO, NO_MEMORY. */
 ep_err ep_uv_loop_workers_start(ep_error *out_error);
 /* The workers in turn. */
 ep_uv_loop_worker *ep_uv_loop_worker_choose(void);
-uv_loop_t *ep_uv_loop_worker_loop(ep_uv_loop_worker *worker);
 /*
  * From any thread: runs job soon on the worker's thread, never inside this call. False when it was
  * queued already: it then runs once for both.
  */
 bool ep_uv_loop_worker_push(ep_uv_loop_worker *worker, ep_lane_job *job);
-/* On the worker's thread: something came for its connections, so busy polling goes on. */
-void ep_uv_loop_worker_heard(ep_uv_loop_worker *worker, uint64_t now_ns);
 /* Looks of busy polling so far. */
 uint64_t ep_uv_polls(void);
 /* fini of ep_lane_ops: ends the workers. */

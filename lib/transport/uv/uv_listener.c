@@ -113,7 +113,7 @@ static void on_handle_closed(uv_handle_t *handle)
 static void run(ep_lane_job *job)
 {
     uv_listener *l = (uv_listener *)(void *)((char *)job - offsetof(uv_listener, job));
-    uv_loop_t *loop = ep_uv_loop_worker_loop(l->worker);
+    uv_loop_t *loop = &l->worker->loop;
     if (!l->opened) {
         l->opened = true;
         uv_timer_init(loop, &l->pause);

@@ -13,22 +13,6 @@
 
 #define SPINS_PER_YIELD 8
 
-struct ep_uv_loop_worker {
-    uv_loop_t loop;
-    uv_async_t wake;
-    uv_prepare_t before;
-    uv_check_t after;
-    uv_idle_t spin; /* while active the loop does not sleep */
-    pthread_t thread;
-    uint64_t heard_ns; /* worker only, as spins */
-    uint32_t spins;
-    pthread_mutex_t lock;
-    /* guarded by lock */
-    ep_lane_jobs jobs;
-    bool sleeping; /* a push must wake the loop */
-    bool stopping;
-};
-
 typedef struct uv_lane {
     pthread_mutex_t lock;
     bool running;
@@ -65,15 +49,15 @@ uint64_t ep_uv_polls(void)
 
 /* ---- on a worker's thread ---- */
 
-static void run_jobs(ep_uv_loop_worker *worker)
+/* Lock held, dropped while a job runs; none is left on return. */
+static void run_jobs_locked(ep_uv_loop_worker *worker)
 {
-    pthread_mutex_lock(&worker->lock);
-    for (ep_lane_job *job; (job = ep_lane_jobs_pop(&worker->jobs)) != NULL;) {
+    while (worker->jobs.head != NULL) {
+        ep_lane_job *job = ep_lane_jobs_pop(&worker->jobs);
         pthread_mutex_unlock(&worker->lock);
         job->run(job); /* may free its owner */
         pthread_mutex_lock(&worker->lock);
     }
-    pthread_mutex_unlock(&worker->lock);
 }
 
 /* While looking again and again; whoever needs this core, perhaps the peer, must get it now and
@@ -104,17 +88,10 @@ static bool is_spinning(ep_uv_loop_worker *worker)
 static void before_wait(uv_prepare_t *handle)
 {
     ep_uv_loop_worker *worker = handle->data;
-    bool sleeping = false;
-    while (!sleeping) {
-        run_jobs(worker);
-        if (is_spinning(worker)) {
-            return;
-        }
-        pthread_mutex_lock(&worker->lock);
-        sleeping = worker->jobs.head == NULL;
-        worker->sleeping = sleeping;
-        pthread_mutex_unlock(&worker->lock);
-    }
+    pthread_mutex_lock(&worker->lock);
+    run_jobs_locked(worker);
+    worker->sleeping = !is_spinning(worker);
+    pthread_mutex_unlock(&worker->lock);
 }
 
 static void close_own_handles(ep_uv_loop_worker *worker)
@@ -131,9 +108,9 @@ static void after_wait(uv_check_t *handle)
     ep_uv_loop_worker *worker = handle->data;
     pthread_mutex_lock(&worker->lock);
     worker->sleeping = false;
-    bool stopping = worker->stopping;
+    const bool stopping = worker->stopping;
+    run_jobs_locked(worker);
     pthread_mutex_unlock(&worker->lock);
-    run_jobs(worker);
     if (stopping) {
         close_own_handles(worker); /* nothing else is open: then the loop ends */
     }
@@ -222,11 +199,6 @@ ep_uv_loop_worker *ep_uv_loop_worker_choose(void)
     return &lane.workers[__atomic_fetch_add(&next_worker, 1, __ATOMIC_RELAXED) % lane.count];
 }
 
-uv_loop_t *ep_uv_loop_worker_loop(ep_uv_loop_worker *worker)
-{
-    return &worker->loop;
-}
-
 bool ep_uv_loop_worker_push(ep_uv_loop_worker *worker, ep_lane_job *job)
 {
     bool wake = false;
@@ -241,11 +213,6 @@ bool ep_uv_loop_worker_push(ep_uv_loop_worker *worker, ep_lane_job *job)
         uv_async_send(&worker->wake);
     }
     return added;
-}
-
-void ep_uv_loop_worker_heard(ep_uv_loop_worker *worker, uint64_t now_ns)
-{
-    worker->heard_ns = now_ns;
 }
 
 void ep_uv_fini(void)

@@ -93,6 +93,7 @@ static void cut_at_will(bool receives_ahead, uint64_t seed)
     ep_buffer_pool_stats stats;
     cr_assert_eq(ep_buffer_pool_create(0, (size_t)1 << 20, &s.limits.pool), EP_OK);
     s.limits.frame_bytes = fixture_frame_bytes;
+    s.limits.prefix_bytes = EP_FRAME_PREFIX_BYTES;
     s.limits.frame_bytes_max = FRAME_BYTES_MAX;
     cr_assert_eq(ep_assembler_init(&s.assembler, receives_ahead), EP_OK);
     fill(&s);
