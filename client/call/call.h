@@ -25,7 +25,7 @@
 #include "cluster/call_timing.h"
 #include "common/args.h"
 #include "moe/host_choice.h"
-#include "wire/reply_layout.h"
+#include "wire/forward_codec.h"
 
 struct ep_stream_call;
 

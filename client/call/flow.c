@@ -6,7 +6,6 @@
 
 #include "base/buffer.h"
 #include "wire/forward_codec.h"
-#include "wire/reply_layout.h"
 
 /* Bytes of rows, slots and replies, with what goes with each. */
 static void count_bytes(const ep_batch *batch, ep_flow *flow)

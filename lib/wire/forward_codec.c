@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/path_count.h"
 #include "moe/convert.h"
+#include "moe/quantize.h"
 #include "moe/row_stream.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
@@ -288,4 +289,20 @@ ep_err ep_forward_view_make(const Expertd__V1__ForwardRequest *header, const uin
         .slot_places = node_sum ? (const uint16_t *)(tensors + layout.slot_places_offset) : NULL,
     };
     return EP_OK;
+}
+
+void ep_reply_layout_make(uint32_t slots, uint32_t hidden, ep_dtype reply_dtype,
+                          ep_combine_quant quant, ep_reply_layout *out_layout)
+{
+    size_t element = ep_dtype_bytes(reply_dtype);
+    ep_reply_layout layout = {.row_bytes = hidden * element};
+    if (quant == EP_COMBINE_INT8) {
+        layout.row_bytes = hidden;
+        layout.scale_row_bytes = ep_quant_blocks(hidden, EP_QUANT_BLOCK_I8) * element;
+        layout.scales_offset = ep_align_up(slots * layout.row_bytes, EP_BUFFER_ALIGN);
+    }
+    layout.total_bytes = layout.scale_row_bytes > 0
+                             ? layout.scales_offset + slots * layout.scale_row_bytes
+                             : slots * layout.row_bytes;
+    *out_layout = layout;
 }

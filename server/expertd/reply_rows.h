@@ -13,7 +13,6 @@
 #include "backends/backend.h"
 #include "base/buffer.h"
 #include "wire/forward_codec.h"
-#include "wire/reply_layout.h"
 
 typedef struct ep_reply_rows {
     const ep_forward_view *view; /* borrowed */

@@ -13,7 +13,6 @@
 #include "proto_mutator.h"
 #include "unit/moe/random_batch.h"
 #include "wire/forward_codec.h"
-#include "wire/reply_layout.h"
 
 #define NODES 4
 

@@ -12,7 +12,7 @@
 #include "base/random.h"
 #include "moe/node_sum.h"
 #include "moe/quantize.h"
-#include "wire/reply_layout.h"
+#include "wire/forward_codec.h"
 
 #define READY_MS 20000
 #define CALL_MS 20000

@@ -64,7 +64,7 @@ typedef struct ep_test_pending {
     ep_err result;
     ep_error error;
     ep_rpc_call_id id;
-    /* the reply's tensors (wire/reply_layout.h): plain ones are [slots,hidden] reply_dtype */
+    /* the reply's tensors (wire/forward_codec.h): plain ones are [slots,hidden] reply_dtype */
     void *out_rows;
     size_t out_bytes;
     size_t reply_bytes; /* tensor bytes that came */

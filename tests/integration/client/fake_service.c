@@ -15,7 +15,6 @@
 #include "moe/quantize.h"
 #include "wire/forward_codec.h"
 #include "wire/placement_codec.h"
-#include "wire/reply_layout.h"
 
 #define OWNED_MAX 4096
 
