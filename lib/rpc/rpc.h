@@ -183,9 +183,10 @@ typedef struct ep_rpc_incoming {
 /* What came with the request; as long as the call. */
 const ep_rpc_incoming *ep_rpc_call_incoming(const ep_rpc_call *call);
 /*
- * For a handler that counts its calls, after it has counted this one with sequential consistency:
- * then who sets "draining" and finds a count of 0 knows that no work is under way, and that none
- * begins. Errors: DRAINING.
+ * Whether work may still begin. A call that came just before ep_rpc_server_set_state("draining")
+ * is past the server's own check. So a handler that counts its work counts this call first (with
+ * sequential consistency), asks here, and takes it back on error. Whoever has set "draining" and
+ * then reads a count of 0 knows that nothing is under way and nothing will begin. Errors: DRAINING.
  */
 ep_err ep_rpc_call_check_draining(const ep_rpc_call *call, ep_error *out_error);
 /* Value of a metadata key, or NULL. */

@@ -137,6 +137,8 @@ ep_err ep_rpc_dial_prepare(ep_rpc_channel *channel, ep_error *out_error);
 void ep_rpc_dial_start(ep_rpc_channel *channel);
 /* Ends dialling for good and the connection, and waits for both. */
 void ep_rpc_dial_stop(ep_rpc_channel *channel);
+/* The first frame of a connection, which is to be the reply to our Hello. */
+void ep_rpc_client_hello(ep_rpc_client_link *link, const ep_frame *frame, const ep_buffer *buffer);
 /* Ends the thread of a look that is over, which takes no lock any more. Lock held, or nobody else
  * there. */
 void ep_rpc_dial_join_look(ep_rpc_channel *channel);
@@ -156,8 +158,7 @@ void ep_rpc_client_call_unref(ep_rpc_client_call *call);
  * error may be NULL: success.
  */
 bool ep_rpc_client_call_end(ep_rpc_client_call *call, const ep_error *error);
-void ep_rpc_client_call_deliver_end(ep_rpc_client_call *call, const ep_rpc_reply *reply,
-                                    const ep_error *error);
+void ep_rpc_client_call_deliver_end(ep_rpc_client_call *call, const ep_error *error);
 /* Tells the peer that nobody waits for this call, which ended; no-op when it was never sent. No
  * lock held. */
 void ep_rpc_client_call_abandon(ep_rpc_client_call *call);
@@ -167,7 +168,8 @@ void ep_rpc_channel_fail_calls(ep_rpc_channel *channel, ep_rpc_client_link *link
                                const ep_error *error);
 
 /* ---- rpc_reply.c ---- */
-/* A reply or reply_more frame. Takes the buffer. */
-void ep_rpc_client_reply(ep_rpc_client_link *link, const ep_frame *frame, ep_buffer *taken_buffer);
+/* on_frame and on_sent of a client's link. */
+void ep_rpc_client_frame(ep_rpc_link *base, const ep_frame *frame, ep_buffer *taken_buffer);
+void ep_rpc_client_sent(ep_rpc_link *base);
 
 #endif

@@ -171,14 +171,9 @@ bool ep_rpc_client_call_end(ep_rpc_client_call *call, const ep_error *error)
     return false;
 }
 
-void ep_rpc_client_call_deliver_end(ep_rpc_client_call *call, const ep_rpc_reply *reply,
-                                    const ep_error *error)
+void ep_rpc_client_call_deliver_end(ep_rpc_client_call *call, const ep_error *error)
 {
-    ep_rpc_reply end = {.end = true};
-    if (reply != NULL) {
-        end = *reply;
-        end.end = true;
-    }
+    const ep_rpc_reply end = {.end = true};
     call->on_reply(call->arg, &end, error);
 }
 
@@ -272,7 +267,7 @@ static void call_timer(ep_timer *timer, void *arg)
     if (ended_here) {
         ep_rpc_client_call_abandon(call);
         if (deliver) {
-            ep_rpc_client_call_deliver_end(call, NULL, &error);
+            ep_rpc_client_call_deliver_end(call, &error);
         }
         ep_rpc_client_call_unref(call); /* the table's */
     }
@@ -352,7 +347,7 @@ void ep_rpc_channel_fail_calls(ep_rpc_channel *channel, ep_rpc_client_link *link
         why.waited_us = (int64_t)((ep_clock_now_ns() - call->started_ns) / EP_NS_PER_US);
         ep_error_prefix(&why, why.code, "%s.%s failed after %lld us", call->method->service->name,
                         call->method->method->name, (long long)why.waited_us);
-        ep_rpc_client_call_deliver_end(call, NULL, &why);
+        ep_rpc_client_call_deliver_end(call, &why);
         ep_rpc_client_call_unref(call);
     }
 }
@@ -612,12 +607,6 @@ ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
     const size_t header =
         ep_rpc_request_header_bytes(request->metadata, request->metadata_count, request->header);
     ep_err err = check_request(channel, request, header, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    pthread_mutex_lock(&channel->lock);
-    err = check_state_locked(channel, request, 0, out_error); /* before anything is packed */
-    pthread_mutex_unlock(&channel->lock);
     if (err != EP_OK) {
         return err;
     }

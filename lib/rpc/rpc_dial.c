@@ -230,7 +230,7 @@ static ep_err read_hello(ep_rpc_client_link *link, const ep_frame *frame, const 
     return err == EP_OK ? ep_rpc_payload_check(frame, buffer->data, payload_crc, out_error) : err;
 }
 
-static void hello_arrived(ep_rpc_client_link *link, const ep_frame *frame, const ep_buffer *buffer)
+void ep_rpc_client_hello(ep_rpc_client_link *link, const ep_frame *frame, const ep_buffer *buffer)
 {
     ep_rpc_channel *channel = link->channel;
     ep_error why;
@@ -267,51 +267,9 @@ static void hello_arrived(ep_rpc_client_link *link, const ep_frame *frame, const
 
 /* ---- the connection's callbacks ---- */
 
-static ep_rpc_client_link *client_link_of(ep_rpc_link *link)
-{
-    return (ep_rpc_client_link *)(void *)link; /* its first member */
-}
-
-static void credit_arrived(ep_rpc_client_link *link, const ep_frame *frame, const ep_buffer *buffer)
-{
-    ep_rpc_channel *channel = link->channel;
-    ep_frame_credit credit;
-    ep_error why;
-    if (ep_rpc_payload_check(frame, buffer->data, link->link.payload_crc, &why) != EP_OK) {
-        ep_rpc_link_close(&link->link, &why); /* a lost grant could stop us for ever */
-        return;
-    }
-    ep_frame_credit_decode(buffer->data + EP_FRAME_FIXED_BYTES, &credit);
-    pthread_mutex_lock(&channel->lock);
-    if (credit.bytes > link->granted_bytes) {
-        link->granted_bytes = credit.bytes;
-    }
-    pthread_mutex_unlock(&channel->lock);
-    ep_rpc_channel_pump(channel);
-}
-
-static void client_frame(ep_rpc_link *base, const ep_frame *frame, ep_buffer *taken_buffer)
-{
-    ep_rpc_client_link *link = client_link_of(base);
-    ep_error why;
-    if (!link->ready) {
-        hello_arrived(link, frame, taken_buffer);
-    } else if (frame->kind == EP_FRAME_REPLY || frame->kind == EP_FRAME_REPLY_MORE) {
-        ep_rpc_client_reply(link, frame, taken_buffer);
-        return;
-    } else if (frame->kind == EP_FRAME_CREDIT) {
-        credit_arrived(link, frame, taken_buffer);
-    } else {
-        ep_error_set(&why, EP_ERR_PROTOCOL, "a %s frame may not be sent to a client",
-                     ep_frame_kind_name(frame->kind));
-        ep_rpc_link_close(base, &why);
-    }
-    ep_buffer_unref(taken_buffer);
-}
-
 static void client_closed(ep_rpc_link *base, const ep_error *error)
 {
-    ep_rpc_client_link *link = client_link_of(base);
+    ep_rpc_client_link *link = (ep_rpc_client_link *)base;
     ep_rpc_channel *channel = link->channel;
     pthread_mutex_lock(&channel->lock);
     link->dead = true;
@@ -333,21 +291,9 @@ static void client_closed(ep_rpc_link *base, const ep_error *error)
     }
 }
 
-static void client_sent(ep_rpc_link *base)
-{
-    ep_rpc_channel *channel = client_link_of(base)->channel;
-    if (!__atomic_load_n(&channel->blocked, __ATOMIC_SEQ_CST)) {
-        return;
-    }
-    pthread_mutex_lock(&channel->lock);
-    __atomic_store_n(&channel->blocked, false, __ATOMIC_SEQ_CST);
-    pthread_mutex_unlock(&channel->lock);
-    ep_rpc_channel_pump(channel);
-}
-
 static void client_free(ep_rpc_link *base)
 {
-    ep_rpc_client_link *link = client_link_of(base);
+    ep_rpc_client_link *link = (ep_rpc_client_link *)base;
     ep_rpc_channel *channel = link->channel;
     ep_rpc_budget_fini(&link->budget);
     free(link);
@@ -357,9 +303,9 @@ static void client_free(ep_rpc_link *base)
     pthread_mutex_unlock(&channel->lock);
 }
 
-static const ep_rpc_link_ops client_ops = {.on_frame = client_frame,
+static const ep_rpc_link_ops client_ops = {.on_frame = ep_rpc_client_frame,
                                            .on_closed = client_closed,
-                                           .on_sent = client_sent,
+                                           .on_sent = ep_rpc_client_sent,
                                            .on_free = client_free};
 
 /* ---- dialling ---- */

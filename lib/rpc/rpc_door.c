@@ -90,8 +90,7 @@ static ep_rpc_out *refusal_frame(ep_rpc_door *door, ep_rpc_door_refusal refusal,
     ep_rpc_status_fill(why->code, why, &fields);
     if (ep_rpc_out_create_message(server->door_pool, &fields.status.base, NULL, &out) == EP_OK) {
         out->frame.kind = EP_FRAME_REPLY;
-        out->frame.flags =
-            __atomic_load_n(&server->draining, __ATOMIC_ACQUIRE) ? EP_FRAME_FLAG_DRAINING : 0;
+        out->frame.flags = __atomic_load_n(&server->draining_flag, __ATOMIC_ACQUIRE);
         out->frame.status = ep_err_grpc_code(why->code);
         if (frame != NULL) {
             out->frame.call_id = frame->call_id;
@@ -184,14 +183,6 @@ static ep_err origin_admit(ep_rpc_origin *origin, const ep_rpc_call *call, const
     return err;
 }
 
-static void origin_ref(ep_rpc_origin *origin)
-{
-    ep_rpc_door *door = slot_of(origin)->door;
-    pthread_mutex_lock(&door->lock);
-    door->refs++;
-    pthread_mutex_unlock(&door->lock);
-}
-
 static void origin_unref(ep_rpc_origin *origin)
 {
     ep_rpc_door *door = slot_of(origin)->door;
@@ -205,7 +196,6 @@ static const ep_rpc_origin_ops origin_ops = {.reply = origin_reply,
                                              .misbehaved = origin_misbehaved,
                                              .remove = origin_remove,
                                              .admit = origin_admit,
-                                             .ref = origin_ref,
                                              .unref = origin_unref};
 
 /* ---- requests ---- */
@@ -269,12 +259,14 @@ static ep_err read_frame(const ep_rpc_limits *limits, const ep_buffer *buffer, e
     return EP_OK;
 }
 
-/* Makes the call known to on_gone. False when the door is being stopped. */
+/* Makes the call known to on_gone, and gives it its reference. False when the door is being
+ * stopped. */
 static bool enter(door_slot *slot, ep_rpc_call *call, ep_nng_rep_ticket ticket)
 {
     pthread_mutex_lock(&slot->door->lock);
     bool enters = !slot->door->stopping;
     bool gone = slot->gone_ticket == ticket;
+    slot->door->refs++;
     slot->call = call;
     slot->ticket = ticket;
     pthread_mutex_unlock(&slot->door->lock);

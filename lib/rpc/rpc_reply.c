@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reply frames at the client: whose they are, in order, and to the caller. */
+/* What comes to a client: replies (whose they are, in order, and to the caller), and credit. */
 #include "base/check.h"
 #include "rpc/rpc_channel.h"
 
@@ -118,7 +118,7 @@ static void deliver_message(ep_rpc_client_call *call, const ep_rpc_reply *reply,
         ep_rpc_client_call_abandon(call);
     }
     if (end_left) {
-        ep_rpc_client_call_deliver_end(call, NULL, error.code != EP_OK ? &error : NULL);
+        ep_rpc_client_call_deliver_end(call, error.code != EP_OK ? &error : NULL);
         if (in_table) {
             ep_rpc_client_call_unref(call); /* the table's, from end */
         }
@@ -141,10 +141,11 @@ static void deliver_last(ep_rpc_client_call *call, const ep_frame *frame, ep_buf
     } else if (call->method->stream == EP_RPC_UNARY) {
         err = read_message(call, frame, buffer, budget, reply, &error);
     }
-    ep_rpc_client_call_deliver_end(call, reply, err != EP_OK ? &error : NULL);
+    reply->end = true;
+    call->on_reply(call->arg, reply, err != EP_OK ? &error : NULL);
 }
 
-void ep_rpc_client_reply(ep_rpc_client_link *link, const ep_frame *frame, ep_buffer *taken_buffer)
+static void reply_arrived(ep_rpc_client_link *link, const ep_frame *frame, ep_buffer *taken_buffer)
 {
     ep_rpc_channel *channel = link->channel;
     ep_rpc_client_call *call = NULL;
@@ -172,7 +173,8 @@ void ep_rpc_client_reply(ep_rpc_client_link *link, const ep_frame *frame, ep_buf
     case REPLY_FAIL:
         ep_rpc_client_call_abandon(call);
         if (deliver) {
-            ep_rpc_client_call_deliver_end(call, &reply, &error);
+            reply.end = true;
+            call->on_reply(call->arg, &reply, &error);
         }
         break;
     case REPLY_MESSAGE: {
@@ -194,4 +196,53 @@ void ep_rpc_client_reply(ep_rpc_client_link *link, const ep_frame *frame, ep_buf
         ep_rpc_client_call_unref(call);
     }
     ep_buffer_unref(taken_buffer);
+}
+
+static void credit_arrived(ep_rpc_client_link *link, const ep_frame *frame, const ep_buffer *buffer)
+{
+    ep_rpc_channel *channel = link->channel;
+    ep_frame_credit credit;
+    ep_error why;
+    if (ep_rpc_payload_check(frame, buffer->data, link->link.payload_crc, &why) != EP_OK) {
+        ep_rpc_link_close(&link->link, &why); /* a lost grant could stop us for ever */
+        return;
+    }
+    ep_frame_credit_decode(buffer->data + EP_FRAME_FIXED_BYTES, &credit);
+    pthread_mutex_lock(&channel->lock);
+    if (credit.bytes > link->granted_bytes) {
+        link->granted_bytes = credit.bytes;
+    }
+    pthread_mutex_unlock(&channel->lock);
+    ep_rpc_channel_pump(channel);
+}
+
+void ep_rpc_client_frame(ep_rpc_link *base, const ep_frame *frame, ep_buffer *taken_buffer)
+{
+    ep_rpc_client_link *link = (ep_rpc_client_link *)base;
+    ep_error why;
+    if (!link->ready) {
+        ep_rpc_client_hello(link, frame, taken_buffer);
+    } else if (frame->kind == EP_FRAME_REPLY || frame->kind == EP_FRAME_REPLY_MORE) {
+        reply_arrived(link, frame, taken_buffer);
+        return;
+    } else if (frame->kind == EP_FRAME_CREDIT) {
+        credit_arrived(link, frame, taken_buffer);
+    } else {
+        ep_error_set(&why, EP_ERR_PROTOCOL, "a %s frame may not be sent to a client",
+                     ep_frame_kind_name(frame->kind));
+        ep_rpc_link_close(base, &why);
+    }
+    ep_buffer_unref(taken_buffer);
+}
+
+void ep_rpc_client_sent(ep_rpc_link *base)
+{
+    ep_rpc_channel *channel = ((ep_rpc_client_link *)base)->channel;
+    if (!__atomic_load_n(&channel->blocked, __ATOMIC_SEQ_CST)) {
+        return;
+    }
+    pthread_mutex_lock(&channel->lock);
+    __atomic_store_n(&channel->blocked, false, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&channel->lock);
+    ep_rpc_channel_pump(channel);
 }

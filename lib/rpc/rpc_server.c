@@ -277,7 +277,8 @@ ep_err ep_rpc_server_renew_tls(ep_rpc_server *server, ep_error *out_error)
 
 void ep_rpc_server_set_state(ep_rpc_server *server, const char *state)
 {
-    __atomic_store_n(&server->draining, strcmp(state, "draining") == 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&server->draining_flag,
+                     strcmp(state, "draining") == 0 ? EP_FRAME_FLAG_DRAINING : 0, __ATOMIC_SEQ_CST);
     ep_rpc_health_set_state(&server->health, state);
 }
 

@@ -73,7 +73,7 @@ typedef struct ep_rpc_origin_ops {
     /* Judges the caller of one request, where no Hello did; sets the role. NULL: not needed. */
     ep_err (*admit)(ep_rpc_origin *origin, const ep_rpc_call *call, const ep_frame *frame,
                     ep_error *out_error);
-    void (*ref)(ep_rpc_origin *origin);
+    /* Drops the reference of a call that is gone. */
     void (*unref)(ep_rpc_origin *origin);
 } ep_rpc_origin_ops;
 
@@ -105,7 +105,7 @@ struct ep_rpc_server {
     size_t services_count;
     ep_rpc_health health;
     ep_rpc_reflection reflection;
-    bool draining; /* atomic */
+    uint16_t draining_flag; /* atomic: of each reply; 0 unless it drains */
     ep_rpc_audit audit;
 
     pthread_mutex_t lock;
@@ -189,8 +189,8 @@ void ep_rpc_service_dispatch(ep_rpc_call *call, const ep_frame *frame, uint32_t 
 ProtobufCService *ep_rpc_service_find(const ep_rpc_server *server,
                                       const ProtobufCServiceDescriptor *descriptor);
 
-/* A call for this request; takes the buffer on success and holds a reference of its origin. NULL
- * when out of memory. */
+/* A call for this request; takes the buffer on success, and from then on a reference of its origin,
+ * which the caller gives it. NULL when out of memory. */
 ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame,
                                 ep_buffer *taken_buffer);
 void ep_rpc_call_ref(ep_rpc_call *call);

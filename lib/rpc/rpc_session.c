@@ -10,11 +10,6 @@
 #include "base/clock.h"
 #include "rpc/rpc_hello.h"
 
-static ep_rpc_session *session_of(ep_rpc_link *link)
-{
-    return (ep_rpc_session *)(void *)link; /* its first member */
-}
-
 static ep_rpc_session *session_of_origin(ep_rpc_origin *origin)
 {
     return (ep_rpc_session *)(void *)((char *)origin - offsetof(ep_rpc_session, origin));
@@ -31,8 +26,7 @@ static ep_rpc_out *hello_reply(ep_rpc_session *session, uint64_t call_id, uint32
         return NULL;
     }
     out->frame.kind = EP_FRAME_REPLY;
-    out->frame.flags =
-        __atomic_load_n(&session->server->draining, __ATOMIC_ACQUIRE) ? EP_FRAME_FLAG_DRAINING : 0;
+    out->frame.flags = __atomic_load_n(&session->server->draining_flag, __ATOMIC_ACQUIRE);
     out->frame.call_id = call_id;
     out->frame.method_id = EP_RPC_HELLO_METHOD;
     out->frame.status = status;
@@ -305,11 +299,6 @@ static void origin_misbehaved(ep_rpc_origin *origin, const ep_error *why)
     ep_rpc_link_close(&session_of_origin(origin)->link, why);
 }
 
-static void origin_ref(ep_rpc_origin *origin)
-{
-    ep_rpc_link_ref(&session_of_origin(origin)->link);
-}
-
 static void origin_unref(ep_rpc_origin *origin)
 {
     ep_rpc_link_unref(&session_of_origin(origin)->link);
@@ -318,7 +307,6 @@ static void origin_unref(ep_rpc_origin *origin)
 static const ep_rpc_origin_ops origin_ops = {.reply = origin_reply,
                                              .misbehaved = origin_misbehaved,
                                              .remove = origin_remove,
-                                             .ref = origin_ref,
                                              .unref = origin_unref};
 
 /* Enters a request's call. Errors: PROTOCOL (credit overrun, id in use): the connection is to be
@@ -359,6 +347,7 @@ static void take_request(ep_rpc_session *session, const ep_frame *frame, ep_buff
         ep_rpc_link_close(&session->link, &why);
         return;
     }
+    ep_rpc_link_ref(&session->link); /* the call's */
     if (enter(session, call, &calls, &why) != EP_OK) {
         ep_rpc_link_close(&session->link, &why);
         ep_rpc_call_unref(call);
@@ -371,7 +360,7 @@ static void take_request(ep_rpc_session *session, const ep_frame *frame, ep_buff
 
 static void session_frame(ep_rpc_link *link, const ep_frame *frame, ep_buffer *taken_buffer)
 {
-    ep_rpc_session *session = session_of(link);
+    ep_rpc_session *session = (ep_rpc_session *)link;
     ep_error why;
     if (!session->hello_done) {
         first_frame(session, frame, taken_buffer);
@@ -423,7 +412,7 @@ static ep_rpc_call *next_to_cancel(ep_rpc_session *session)
 
 static void session_closed(ep_rpc_link *link, const ep_error *error)
 {
-    ep_rpc_session *session = session_of(link);
+    ep_rpc_session *session = (ep_rpc_session *)link;
     ep_rpc_server_stats *stats = &session->server->stats;
     if (!session->hello_done) {
         __atomic_fetch_add(&stats->connections_refused, 1, __ATOMIC_RELAXED);
@@ -451,7 +440,7 @@ static void session_closed(ep_rpc_link *link, const ep_error *error)
 
 static void session_free(ep_rpc_link *link)
 {
-    ep_rpc_session *session = session_of(link);
+    ep_rpc_session *session = (ep_rpc_session *)link;
     ep_rpc_server *server = session->server;
     EP_ASSERT(session->calls_count == 0);
     pthread_mutex_lock(&server->lock);
