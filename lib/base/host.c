@@ -39,7 +39,8 @@ void ep_host_boot_id(char out_name[EP_HOST_BYTES])
 uint32_t ep_host_cpus(void)
 {
     cpu_set_t set;
-    long count = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set)
-                                                              : sysconf(_SC_NPROCESSORS_ONLN);
+    long count = sched_getaffinity(getpid(), sizeof(set), &set) == 0
+                     ? CPU_COUNT(&set)
+                     : sysconf(_SC_NPROCESSORS_ONLN);
     return count < 1 ? 1 : (uint32_t)count;
 }

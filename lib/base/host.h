@@ -19,7 +19,8 @@ void ep_host_boot_id(char out_name[EP_HOST_BYTES]);
  * none). Pure. */
 void ep_host_choose_id(const char *kernels, const char *managers, char out_name[EP_HOST_BYTES]);
 
-/* CPUs that the calling thread may use, 1 at least: the process' own, unless it was bound. */
+/* CPUs that this process may use, as its first thread was told; 1 at least. Which thread asks makes
+ * no difference: it may be bound to one of them. */
 uint32_t ep_host_cpus(void);
 
 #endif

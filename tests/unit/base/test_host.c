@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <criterion/criterion.h>
+#include <pthread.h>
+#include <sched.h>
 
 #include "base/host.h"
 
@@ -39,4 +41,30 @@ Test(host, there_is_one_here)
 {
     ep_host_boot_id(name);
     cr_assert_eq(strlen(name), sizeof(DASHED) - 1, "%s", name);
+}
+
+/* Bound to the first CPU that it may use. */
+static void *count_when_bound(void *arg)
+{
+    cpu_set_t set;
+    cpu_set_t one;
+    int cpu = 0;
+    cr_assert_eq(sched_getaffinity(0, sizeof(set), &set), 0);
+    while (!CPU_ISSET(cpu, &set)) {
+        cpu++;
+    }
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    cr_assert_eq(sched_setaffinity(0, sizeof(one), &one), 0);
+    *(uint32_t *)arg = ep_host_cpus();
+    return NULL;
+}
+
+Test(host, its_cpus_are_counted_alike_by_every_thread)
+{
+    pthread_t bound;
+    uint32_t counted = 0;
+    cr_assert_eq(pthread_create(&bound, NULL, count_when_bound, &counted), 0);
+    pthread_join(bound, NULL);
+    cr_assert_eq(counted, ep_host_cpus());
 }
