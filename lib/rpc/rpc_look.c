@@ -8,12 +8,12 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/printable.h"
 #include "rpc/rpc_look_tls.h"
 #include "transport/address.h"
+#include "transport/lane_fork.h"
 #include "wire/frame.h"
 
 #define REPLY_BYTES 2048
@@ -76,7 +76,9 @@ bool ep_rpc_look_wait(int fd, short events, const bool *stop)
 /* -1 with errno. */
 static int dial(const port *there)
 {
-    int fd = socket(there->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    ep_lane_fork_watch();
+    int fd =
+        EP_LANE_FD(socket(there->address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     int failed = 0;
     socklen_t bytes = sizeof(failed);
     if (fd < 0) {
@@ -91,7 +93,7 @@ static int dial(const port *there)
         failed = is_over ? failed : ETIMEDOUT;
     }
     if (failed != 0) {
-        close(fd);
+        ep_lane_fd_close(fd);
         errno = failed;
         return -1;
     }
@@ -124,7 +126,7 @@ static void say(const port *there, const void *words, size_t bytes, answer *out)
         }
     }
     out->ended = got <= 0;
-    close(fd);
+    ep_lane_fd_close(fd);
 }
 
 bool ep_rpc_look_is_door(const char *greeting, size_t bytes, ep_rpc_look *out_look)

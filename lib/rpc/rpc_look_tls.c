@@ -14,10 +14,10 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/printable.h"
+#include "transport/lane_fork.h"
 
 #define NAME_BYTES 96
 #define TIME_BYTES 24
@@ -188,9 +188,7 @@ static void fini(handshake *h, int fd)
     SSL_free(h->ssl);
     SSL_CTX_free(h->context);
     ERR_clear_error();
-    if (fd >= 0) {
-        close(fd);
-    }
+    ep_lane_fd_close(fd);
 }
 
 /* ---- what it shows ---- */

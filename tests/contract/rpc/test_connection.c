@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connections: Hello and its refusals, loss, ping, goodbye, connecting again, and peers that
  * misbehave towards a client. */
+#include <arpa/inet.h>
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "raw_peer.h"
+#include "rpc/rpc_look.h"
 #include "rpc_fixture.h"
 #include "support/expect.h"
 
@@ -687,4 +692,55 @@ Test(rpc_connection_tcp, a_damaged_payload_fails_its_call_and_keeps_the_connecti
     }
     raw_peer_fini(&p);
     fixture_fini(&f);
+}
+
+/* ---- a look ---- */
+
+static void *look_at(void *arg)
+{
+    const ep_lane_address address = {.url = arg};
+    ep_rpc_look look;
+    ep_rpc_look_at(&address, NULL, NULL, &look);
+    return NULL;
+}
+
+/* Whose peer has this port. Only calls of a forked child. */
+static bool has_socket_to(in_port_t port)
+{
+    for (int fd = 0; fd < 1024; fd++) {
+        struct sockaddr_in peer = {0};
+        socklen_t bytes = sizeof(peer);
+        if (getpeername(fd, (struct sockaddr *)&peer, &bytes) == 0 && peer.sin_port == port) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* It would hide the end of the look from who is looked at. */
+Test(rpc_connection, a_forked_child_does_not_hold_the_socket_of_a_look)
+{
+    struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof(own);
+    char url[64];
+    pthread_t looker;
+    int status;
+    const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    cr_assert_eq(bind(listener, (struct sockaddr *)&own, sizeof(own)), 0);
+    cr_assert_eq(listen(listener, 8), 0);
+    cr_assert_eq(getsockname(listener, (struct sockaddr *)&own, &bytes), 0);
+    snprintf(url, sizeof(url), "tcp://127.0.0.1:%u", ntohs(own.sin_port));
+    cr_assert_eq(pthread_create(&looker, NULL, look_at, url), 0);
+    const int taken = accept(listener, NULL, NULL); /* it waits for an answer now */
+    cr_assert_geq(taken, 0);
+    const pid_t child = fork();
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+        _exit(has_socket_to(own.sin_port));
+    }
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    close(taken);
+    close(listener); /* further looks are refused */
+    pthread_join(looker, NULL);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
 }
