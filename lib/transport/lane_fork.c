@@ -116,14 +116,30 @@ int ep_lane_fd_end(int taken_fd)
     return taken_fd;
 }
 
-void ep_lane_fd_close(int fd)
+/* Lock held. False: it is not known. */
+static bool forget_fd_locked(int fd)
 {
     const size_t word = (size_t)fd / WORD_BITS;
     const uint64_t bit = (uint64_t)1 << (size_t)fd % WORD_BITS;
-    pthread_mutex_lock(&known.lock);
-    if (fd >= 0 && word < known.words && (known.open[word] & bit) != 0) {
+    const bool is_known = fd >= 0 && word < known.words && (known.open[word] & bit) != 0;
+    if (is_known) {
         known.open[word] &= ~bit;
+    }
+    return is_known;
+}
+
+void ep_lane_fd_close(int fd)
+{
+    pthread_mutex_lock(&known.lock);
+    if (forget_fd_locked(fd)) {
         close(fd);
     }
+    pthread_mutex_unlock(&known.lock);
+}
+
+void ep_lane_fd_forget(int fd)
+{
+    pthread_mutex_lock(&known.lock);
+    (void)forget_fd_locked(fd);
     pthread_mutex_unlock(&known.lock);
 }

@@ -171,6 +171,14 @@ ep_err ep_shm_access_check_listener(const shm_access *access, int socket, const 
         peer.uid, geteuid());
 }
 
+/* A child that is forked just now keeps a file that holds no name. */
+static void close_lock(int lock)
+{
+    flock(lock, LOCK_UN);
+    ep_lane_fd_forget(lock);
+    close(lock); /* no fork waits for it: a network file system may be long about it */
+}
+
 /* Takes the name: while the lock is held, a socket of that name is ours or a dead process'. */
 static ep_err take_name(const char *path, int *out_lock, ep_error *out_error)
 {
@@ -189,7 +197,7 @@ static ep_err take_name(const char *path, int *out_lock, ep_error *out_error)
                                 "cannot create %s: %s", name, strerror(errno));
         }
         if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-            ep_lane_fd_close(fd);
+            close_lock(fd);
             return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address shm://%s is in use", path);
         }
         if (fstat(fd, &held) == 0 && stat(name, &named) == 0 && held.st_dev == named.st_dev &&
@@ -197,7 +205,7 @@ static ep_err take_name(const char *path, int *out_lock, ep_error *out_error)
             *out_lock = fd;
             return EP_OK;
         }
-        ep_lane_fd_close(fd); /* whoever had it took the file away in between */
+        close_lock(fd); /* whoever had it took the file away in between */
     }
     return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address shm://%s is in use", path);
 }
@@ -245,7 +253,7 @@ ep_err ep_shm_path_listen(const char *path, bool others, int *out_socket, int *o
     }
     err = bind_and_listen(path, others, out_socket, out_error);
     if (err != EP_OK) {
-        ep_lane_fd_close(lock);
+        close_lock(lock);
         return err;
     }
     *out_lock = lock;
@@ -258,5 +266,5 @@ void ep_shm_path_close(const char *path, int lock)
     snprintf(name, sizeof(name), "%s" LOCK_SUFFIX, path);
     unlink(path);
     unlink(name);
-    ep_lane_fd_close(lock);
+    close_lock(lock);
 }

@@ -6,6 +6,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include "transport/shm/shm_lane.h"
 
@@ -43,10 +44,8 @@ static ep_err take_welcome(shm_dial *d, ep_conn **out_conn, ep_error *out_error)
         return err;
     }
     if (err == EP_OK) {
-        const int fd = EP_LANE_FD(memory_fd);
-        err = fd >= 0 ? ep_shm_memory_adopt(fd, ring_bytes, &memory, out_error)
-                      : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a connection");
-        ep_lane_fd_close(fd);
+        err = ep_shm_memory_adopt(memory_fd, ring_bytes, &memory, out_error);
+        close(memory_fd); /* a child that has it meanwhile hides nobody's end */
     }
     if (err == EP_OK) { /* which takes the socket in every case */
         int socket = d->socket;
