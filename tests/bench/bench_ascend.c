@@ -39,10 +39,8 @@ typedef struct options {
 static void add_row(bench_report *report, const char *name, double value, const char *unit,
                     double rival, double bar)
 {
-    bench_row row =
-        bench_value(value, unit, strcmp(unit, "GB/s") == 0 ? BENCH_HIGHER : BENCH_LOWER, bar);
-    row.rival = rival;
-    bench_report_add(report, &row, "%s", name);
+    bench_report_rival(report, value, unit, rival, NAN,
+                       strcmp(unit, "GB/s") == 0 ? BENCH_HIGHER : BENCH_LOWER, bar, "%s", name);
 }
 
 /* ---- copies ---- */

@@ -244,10 +244,8 @@ static void add_host(bench_report *report)
     (void)run_passes(&r, HOST_PASSES, 1);
     for (size_t i = 0; i < EP_ARRAY_COUNT(parts); i++) {
         const double seconds = thread_seconds(parts[i].thread) - began[i];
-        bench_row row = bench_value(HOST_PASSES * 2.0 * ROWS * HOST_HIDDEN / seconds * 1e-9, "GB/s",
-                                    BENCH_HIGHER, NAN);
-        row.rival = PCIE_BYTES_PER_S * 1e-9;
-        bench_report_add(report, &row, "%s", parts[i].name);
+        bench_report_rival(report, HOST_PASSES * 2.0 * ROWS * HOST_HIDDEN / seconds * 1e-9, "GB/s",
+                           PCIE_BYTES_PER_S * 1e-9, NAN, BENCH_HIGHER, NAN, "%s", parts[i].name);
     }
     run_close(&r);
 }

@@ -63,13 +63,6 @@ static void end_service(service *s)
     ep_test_cluster_stop(&s->cluster);
 }
 
-static void add_row(const char *name, double value, const char *unit, bench_better better,
-                    double bar)
-{
-    bench_row row = bench_value(value, unit, better, bar);
-    bench_report_add(report, &row, "%s", name);
-}
-
 static void make_checkpoint(uint32_t experts, char out_path[EP_TEST_PATH_BYTES])
 {
     const ep_fixture_config fixture = ep_fixture_layer(HIDDEN, HIDDEN, experts, 2);
@@ -128,7 +121,6 @@ static double share(live_log *log, uint64_t from_ns, uint64_t to_ns)
 static void lose_one(service *s, const ep_test_batch *batches, const char *name, double calls_per_s,
                      double bar)
 {
-    char text[96];
     ep_test_load_counts counts;
     live_copies wanted = {
         .copies_min = 2, .nodes = LOSS_NODES, .node_copies_min = 2 * LOSS_EXPERTS / LOSS_NODES};
@@ -149,18 +141,15 @@ static void lose_one(service *s, const ep_test_batch *batches, const char *name,
     const uint64_t soon_ns = kill_ns + 2 * EP_NS_PER_S, end_ns = kill_ns + after_s * EP_NS_PER_S;
     live_sleep_until(end_ns);
     ep_test_load_stop(load, &counts);
-    snprintf(text, sizeof(text), "%s: calls a second", name);
-    add_row(text, calls_per_s, "calls", BENCH_HIGHER, NAN);
-    snprintf(text, sizeof(text), "%s: in time, before the kill", name);
-    add_row(text, share(log, begin_ns, kill_ns - DEADLINE_MS * EP_NS_PER_MS), "of 1", BENCH_HIGHER,
-            NAN);
-    snprintf(text, sizeof(text), "%s: in time, the two seconds from the kill on", name);
-    add_row(text, share(log, kill_ns - DEADLINE_MS * EP_NS_PER_MS, soon_ns), "of 1", BENCH_HIGHER,
-            bar);
-    snprintf(text, sizeof(text), "%s: in time, after that", name);
-    add_row(text, share(log, soon_ns, end_ns), "of 1", BENCH_HIGHER, bar);
-    snprintf(text, sizeof(text), "%s: wrong bits", name);
-    add_row(text, (double)live_log_count(log, LIVE_WRONG, 0, UINT64_MAX), "calls", BENCH_LOWER, 0);
+    bench_report_value(report, calls_per_s, "calls", BENCH_HIGHER, NAN, "%s: calls a second", name);
+    bench_report_value(report, share(log, begin_ns, kill_ns - DEADLINE_MS * EP_NS_PER_MS), "of 1",
+                       BENCH_HIGHER, NAN, "%s: in time, before the kill", name);
+    bench_report_value(report, share(log, kill_ns - DEADLINE_MS * EP_NS_PER_MS, soon_ns), "of 1",
+                       BENCH_HIGHER, bar, "%s: in time, the two seconds from the kill on", name);
+    bench_report_value(report, share(log, soon_ns, end_ns), "of 1", BENCH_HIGHER, bar,
+                       "%s: in time, after that", name);
+    bench_report_value(report, (double)live_log_count(log, LIVE_WRONG, 0, UINT64_MAX), "calls",
+                       BENCH_LOWER, 0, "%s: wrong bits", name);
     live_log_destroy(log);
     ep_test_cluster_return_node(&s->cluster, LOSS_VICTIM);
     live_sleep_until(
@@ -181,7 +170,7 @@ static void bench_loss(void)
     const double seven = measure(&s, batches, 64, is_long ? 20 : 4).calls_per_s;
     ep_test_cluster_add_node(&s.cluster);
     live_table_wait(s.client, "an eighth node", live_table_has_copies, &wanted);
-    add_row("seven nodes at full speed", seven, "calls/s", BENCH_HIGHER, NAN);
+    bench_report_value(report, seven, "calls/s", BENCH_HIGHER, NAN, "seven nodes at full speed");
     lose_one(&s, batches, "80 % of seven nodes", 0.8 * seven, 0.98);
     lose_one(&s, batches, "100 % of eight nodes", seven * 8 / 7, 0.98 * 7 / 8);
     end_service(&s);
@@ -203,7 +192,6 @@ static void compare(service *even, service *heat, const ep_test_batch *batches, 
                     double speed_bar, double p99_bar)
 {
     static pair_ratios r;
-    char text[96];
     uint64_t bad = 0;
     const uint32_t pairs = is_long ? 30 : 5;
     for (uint32_t p = 0; p < pairs; p++) {
@@ -213,12 +201,12 @@ static void compare(service *even, service *heat, const ep_test_batch *batches, 
         r.p99[p] = b.p99_ms / a.p99_ms;
         bad += a.bad + b.bad;
     }
-    snprintf(text, sizeof(text), "%s: calls a second, balanced against uniform", name);
-    add_row(text, bench_quantile(r.speed, pairs, 0.5), "times", BENCH_HIGHER, speed_bar);
-    snprintf(text, sizeof(text), "%s: p99, balanced against uniform", name);
-    add_row(text, bench_quantile(r.p99, pairs, 0.5), "times", BENCH_LOWER, p99_bar);
-    snprintf(text, sizeof(text), "%s: calls failed or wrong", name);
-    add_row(text, (double)bad, "calls", BENCH_LOWER, 0);
+    bench_report_value(report, bench_quantile(r.speed, pairs, 0.5), "times", BENCH_HIGHER,
+                       speed_bar, "%s: calls a second, balanced against uniform", name);
+    bench_report_value(report, bench_quantile(r.p99, pairs, 0.5), "times", BENCH_LOWER, p99_bar,
+                       "%s: p99, balanced against uniform", name);
+    bench_report_value(report, (double)bad, "calls", BENCH_LOWER, 0, "%s: calls failed or wrong",
+                       name);
 }
 
 static void bench_skew(void)
@@ -240,8 +228,8 @@ static void bench_skew(void)
     while (!live_table_is(heat.client, live_table_is_balanced, &wanted) && rounds++ < 10) {
         measure(&heat, skewed, SKEW_IN_FLIGHT, 2);
     }
-    add_row("zipf 1.2: busiest node against the bound, when measured", wanted.ratio, "times",
-            BENCH_LOWER, NAN);
+    bench_report_value(report, wanted.ratio, "times", BENCH_LOWER, NAN,
+                       "zipf 1.2: busiest node against the bound, when measured");
     compare(&uniform, &heat, skewed, "zipf 1.2", 1.4, 0.7);
     end_service(&uniform);
     end_service(&heat);

@@ -27,13 +27,9 @@
 #include <unistd.h>
 
 #include "base/check.h"
-#include "base/numeric.h"
-#include "base/random.h"
-#include "bench/bench_report.h"
+#include "bench/bench_service.h"
 #include "bench/layer_local.h"
-#include "expertd/client.h"
 #include "support/checkpoint_fixture.h"
-#include "support/process.h"
 
 #define EXPERTS 8
 #define TOKENS_MAX 512
@@ -86,9 +82,7 @@ static float scales[TOKENS_MAX * EXPERTS];
 static void make_inputs(void)
 {
     uint64_t seed = 5;
-    for (size_t i = 0; i < (size_t)TOKENS_MAX * HIDDEN_MAX; i++) {
-        x[i] = ep_f32_to_bf16((float)(int32_t)ep_splitmix64(&seed) * 0x1p-31f);
-    }
+    bench_draw_rows(&seed, (size_t)TOKENS_MAX * HIDDEN_MAX, x);
     for (size_t i = 0; i < TOKENS_MAX * EXPERTS; i++) {
         ids[i] = (int32_t)(i % EXPERTS);
         scales[i] = 1.0f / EXPERTS;
@@ -100,20 +94,8 @@ static void make_inputs(void)
 static void start_node(ep_test_process *node, const char *name, const char *checkpoint,
                        const char *keys)
 {
-    char path[EP_TEST_PATH_BYTES + 32], flag[EP_TEST_PATH_BYTES + 64], config[2048];
-    snprintf(path, sizeof(path), "%s/%s.yaml", dir, name);
-    snprintf(flag, sizeof(flag), "--config=%s", path);
-    snprintf(config, sizeof(config),
-             "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: "
-             "127.0.0.1:0\nadmin_listen: ''\n"
-             "door_listen: ''\nmodels:\n  - name: bench\n    path: %s\n%s",
-             name, checkpoint, keys);
-    const char *args[] = {flag, NULL};
-    if (!ep_test_write_file(path, config, 0600) ||
-        !ep_test_process_start(node, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) ||
-        !ep_test_process_wait_ports(node, 120000)) {
-        bench_fail("expertd did not start", name);
-    }
+    bench_node_start(&(bench_node){.name = name, .checkpoint = checkpoint, .keys = keys}, dir,
+                     node);
 }
 
 /* ---- callers ---- */
@@ -126,16 +108,11 @@ static void sleep_us(double us)
 
 static bool call_once(ep_client *client, const caller *c, double *out_node_us)
 {
-    ep_moe_args args;
+    const bench_tokens of = {c->tokens, EXPERTS, c->hidden, x, ids, scales};
+    ep_moe_args args = bench_args(&of);
     ep_moe_result result = {.struct_bytes = sizeof(result)};
-    ep_moe_args_init(&args);
-    args.model = "bench";
-    args.x = ep_tensor_2d(x, EP_DTYPE_BF16, c->tokens, c->hidden);
-    args.expert_ids = ep_tensor_2d(ids, EP_DTYPE_I32, c->tokens, EXPERTS);
-    args.expert_scales = ep_tensor_2d(scales, EP_DTYPE_F32, c->tokens, EXPERTS);
     args.mode = c->mode;
     args.tenant = c->tenant;
-    args.deadline_us = 60000000;
     args.want_timing = c->pause_us > 0;
     ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, c->tokens, c->hidden);
     ep_err err = ep_moe_forward(client, &args, &out, &result);
@@ -157,17 +134,8 @@ static double own_cpu_us(void)
 /* A child process. Exit code 0, or a message. */
 static void run_caller(caller *c)
 {
-    ep_client_config config;
-    ep_client *client;
-    ep_error error;
+    ep_client *client = bench_client_open(&c->url, 1, NULL);
     double node_us;
-    ep_client_config_init(&config);
-    config.node_urls = &c->url;
-    config.node_urls_count = 1;
-    if (ep_client_create(&config, &client, &error) != EP_OK ||
-        ep_client_wait_ready(client, 120000000, &error) != EP_OK) {
-        bench_fail("client", error.text);
-    }
     /* a large one warms up all it touches at once */
     for (int i = 0; i < (c->tokens > 1 ? 1 : 2); i++) {
         call_once(client, c, &node_us);
@@ -256,41 +224,19 @@ static void pool_add(pool *p, const caller *c)
     }
 }
 
-static void add_row(bench_report *report, const char *name, const char *unit, double value,
-                    double rival, double ratio, bench_better better, double bar)
-{
-    bench_row row = bench_value(value, unit, better, bar);
-    row.rival = rival;
-    row.ratio = ratio;
-    bench_report_add(report, &row, "%s", name);
-}
-
 /* A quantile beside what it is alone. */
 static void add_quantile(bench_report *report, const char *what, double p, pool *beside,
                          pool *alone, double bar)
 {
-    char name[96];
-    snprintf(name, sizeof(name), "%s p%.0f, %zu calls", what, p * 100, beside->count);
-    add_row(report, name, "us", bench_quantile(beside->us, beside->count, p),
-            bench_quantile(alone->us, alone->count, p), NAN, BENCH_LOWER, bar);
-    snprintf(name, sizeof(name), "%s p%.0f, in the node", what, p * 100);
-    add_row(report, name, "us", bench_quantile(beside->node_us, beside->count, p),
-            bench_quantile(alone->node_us, alone->count, p), NAN, BENCH_LOWER, NAN);
+    bench_report_rival(report, bench_quantile(beside->us, beside->count, p), "us",
+                       bench_quantile(alone->us, alone->count, p), NAN, BENCH_LOWER, bar,
+                       "%s p%.0f, %zu calls", what, p * 100, beside->count);
+    bench_report_rival(report, bench_quantile(beside->node_us, beside->count, p), "us",
+                       bench_quantile(alone->node_us, alone->count, p), NAN, BENCH_LOWER, NAN,
+                       "%s p%.0f, in the node", what, p * 100);
 }
 
 /* ---- what the node says ---- */
-
-static double metric(const ep_test_process *node, const char *series)
-{
-    char *body = NULL;
-    double value = NAN;
-    if (ep_test_http_get(node->probe_url, "/metrics", &body) == 200) {
-        const char *at = strstr(body, series);
-        value = at != NULL ? strtod(at + strlen(series), NULL) : NAN;
-    }
-    free(body);
-    return value;
-}
 
 /* Processor time so far, seconds. */
 static double cpu_s(pid_t pid)
@@ -344,13 +290,13 @@ static void run_merged(merging *m, int r, const ep_test_process *on, const shape
     for (uint32_t i = 0; i < MERGED_CALLERS; i++) {
         page->callers[i] = one_token(on->rpc_url, s);
     }
-    double jobs = metric(on, "expertd_jobs_total{class=\"decode\"} ");
-    double works = metric(on, "expertd_job_works_total{class=\"decode\"} ");
+    double jobs = bench_metric(on, "expertd_jobs_total{class=\"decode\"}");
+    double works = bench_metric(on, "expertd_job_works_total{class=\"decode\"}");
     double cpu = cpu_s(on->pid);
     run_callers(MERGED_CALLERS, seconds);
     cpu = cpu_s(on->pid) - cpu;
-    works = metric(on, "expertd_job_works_total{class=\"decode\"} ") - works;
-    m->carried[r] = works / (metric(on, "expertd_jobs_total{class=\"decode\"} ") - jobs);
+    works = bench_metric(on, "expertd_job_works_total{class=\"decode\"}") - works;
+    m->carried[r] = works / (bench_metric(on, "expertd_jobs_total{class=\"decode\"}") - jobs);
     m->node_us[r] = cpu / (works / EXPERTS) * 1e6;
     double calls = 0, callers_us = 0;
     for (uint32_t i = 0; i < MERGED_CALLERS; i++) {
@@ -393,7 +339,7 @@ static void bench_merging(bench_report *report, const shape *s, const char *chec
     ep_test_process off = {0}, on = {0};
     layer_local *local;
     ep_error error;
-    char name[96];
+    char shape_name[32];
     const size_t n = (size_t)rounds;
     start_node(&off, "merge-off", checkpoint, "merge_callers: false\n");
     start_node(&on, "merge-on", checkpoint, "merge_callers: true\n");
@@ -403,30 +349,25 @@ static void bench_merging(bench_report *report, const shape *s, const char *chec
     for (int r = 0; r < rounds; r++) {
         run_round(&m, r, &off, &on, local, s, seconds);
     }
-    snprintf(name, sizeof(name), "%u x %u: 16 callers against one, tokens/s", s->hidden, s->inner);
+    snprintf(shape_name, sizeof(shape_name), "%u x %u", s->hidden, s->inner);
     bench_row row = bench_value(bench_quantile(m.rate, n, 0.5), "tokens/s", BENCH_HIGHER, 8.0);
     row.limit = bench_quantile(m.limit_rate, n, 0.5);
     row.rival = bench_quantile(m.alone_rate, n, 0.5);
     row.ratio = bench_quantile(m.gain, n, 0.5);
-    bench_report_add(report, &row, "%s", name);
-    snprintf(name, sizeof(name), "%u x %u: kernels alone, 16 rows a job against one", s->hidden,
-             s->inner);
-    add_row(report, name, "x", bench_quantile(m.limit_gain, n, 0.5), NAN, NAN, BENCH_HIGHER, NAN);
-    snprintf(name, sizeof(name), "%u x %u: the most with the callers on the same cores", s->hidden,
-             s->inner);
-    add_row(report, name, "x", bench_quantile(m.shared_gain, n, 0.5), NAN, NAN, BENCH_HIGHER, NAN);
-    snprintf(name, sizeof(name), "%u x %u: 16 callers: calls a job carried", s->hidden, s->inner);
-    add_row(report, name, "calls", bench_quantile(m.carried, n, 0.5), NAN, NAN, BENCH_HIGHER, NAN);
-    snprintf(name, sizeof(name), "%u x %u: 16 callers: the node's processor time a call", s->hidden,
-             s->inner);
-    add_row(report, name, "us", bench_quantile(m.node_us, n, 0.5), NAN, NAN, BENCH_LOWER, NAN);
-    snprintf(name, sizeof(name), "%u x %u: 16 callers: their own processor time a call", s->hidden,
-             s->inner);
-    add_row(report, name, "us", bench_quantile(m.caller_us, n, 0.5), NAN, NAN, BENCH_LOWER, NAN);
-    snprintf(name, sizeof(name), "%u x %u: one caller, p50, merging on against off", s->hidden,
-             s->inner);
-    add_row(report, name, "us", bench_quantile(m.alone_on_us, n, 0.5),
-            bench_quantile(m.alone_us, n, 0.5), bench_quantile(m.cost, n, 0.5), BENCH_LOWER, 1.1);
+    bench_report_add(report, &row, "%s: 16 callers against one, tokens/s", shape_name);
+    bench_report_value(report, bench_quantile(m.limit_gain, n, 0.5), "x", BENCH_HIGHER, NAN,
+                       "%s: kernels alone, 16 rows a job against one", shape_name);
+    bench_report_value(report, bench_quantile(m.shared_gain, n, 0.5), "x", BENCH_HIGHER, NAN,
+                       "%s: the most with the callers on the same cores", shape_name);
+    bench_report_value(report, bench_quantile(m.carried, n, 0.5), "calls", BENCH_HIGHER, NAN,
+                       "%s: 16 callers: calls a job carried", shape_name);
+    bench_report_value(report, bench_quantile(m.node_us, n, 0.5), "us", BENCH_LOWER, NAN,
+                       "%s: 16 callers: the node's processor time a call", shape_name);
+    bench_report_value(report, bench_quantile(m.caller_us, n, 0.5), "us", BENCH_LOWER, NAN,
+                       "%s: 16 callers: their own processor time a call", shape_name);
+    bench_report_rival(report, bench_quantile(m.alone_on_us, n, 0.5), "us",
+                       bench_quantile(m.alone_us, n, 0.5), bench_quantile(m.cost, n, 0.5),
+                       BENCH_LOWER, 1.1, "%s: one caller, p50, merging on against off", shape_name);
     layer_local_close(local);
     ep_test_process_destroy(&off);
     ep_test_process_destroy(&on);
@@ -477,10 +418,11 @@ static void bench_classes(bench_report *report, const char *checkpoint, double s
     size_t n = (size_t)rounds;
     add_quantile(report, "decode beside prefill,", 0.5, &beside, &alone, NAN);
     add_quantile(report, "decode beside prefill,", 0.99, &beside, &alone, 1.5);
-    add_row(report, "prefill alone: the node's processor time per token", "us",
-            bench_quantile(node_us, n, 0.5), NAN, NAN, BENCH_LOWER, NAN);
-    add_row(report, "prefill beside decode", "tokens/s", bench_quantile(prefill_beside, n, 0.5),
-            bench_quantile(prefill_alone, n, 0.5), bench_quantile(kept, n, 0.5), BENCH_HIGHER, 0.7);
+    bench_report_value(report, bench_quantile(node_us, n, 0.5), "us", BENCH_LOWER, NAN,
+                       "prefill alone: the node's processor time per token");
+    bench_report_rival(report, bench_quantile(prefill_beside, n, 0.5), "tokens/s",
+                       bench_quantile(prefill_alone, n, 0.5), bench_quantile(kept, n, 0.5),
+                       BENCH_HIGHER, 0.7, "prefill beside decode");
     ep_test_process_destroy(&node);
 }
 
@@ -520,8 +462,8 @@ static void bench_tenants(bench_report *report, const char *checkpoint, double s
     size_t n = (size_t)rounds;
     add_quantile(report, "a tenant beside an abusive one,", 0.5, &beside, &alone, NAN);
     add_quantile(report, "a tenant beside an abusive one,", 0.99, &beside, &alone, 1.2);
-    add_row(report, "what the abusive one gets meanwhile", "tokens/s",
-            bench_quantile(abusers_rate, n, 0.5), NAN, NAN, BENCH_HIGHER, NAN);
+    bench_report_value(report, bench_quantile(abusers_rate, n, 0.5), "tokens/s", BENCH_HIGHER, NAN,
+                       "what the abusive one gets meanwhile");
     ep_test_process_destroy(&node);
 }
 

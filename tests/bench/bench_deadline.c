@@ -8,10 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "bench/bench_report.h"
-#include "expertd/client.h"
+#include "bench/bench_service.h"
 #include "support/checkpoint_fixture.h"
-#include "support/process.h"
 
 #define CALLS 30
 #define DEADLINE_US 150000
@@ -23,13 +21,8 @@ static double call_us(ep_client *client, ep_err *out_code)
     static uint16_t x[HIDDEN], y[HIDDEN];
     static int32_t ids[2] = {0, 1};
     static float scales[2] = {0.5f, 0.5f};
-    ep_moe_args args;
-    ep_moe_args_init(&args);
-    args.model = "bench";
-    args.layer = 0;
-    args.x = ep_tensor_2d(x, EP_DTYPE_BF16, 1, HIDDEN);
-    args.expert_ids = ep_tensor_2d(ids, EP_DTYPE_I32, 1, 2);
-    args.expert_scales = ep_tensor_2d(scales, EP_DTYPE_F32, 1, 2);
+    const bench_tokens of = {1, 2, HIDDEN, x, ids, scales};
+    ep_moe_args args = bench_args(&of);
     args.deadline_us = DEADLINE_US;
     ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, 1, HIDDEN);
     double begin = bench_now_us();
@@ -41,27 +34,10 @@ static void bench_signal(bench_report *report, const char *dir, const char *chec
                          int signal_number, const char *name)
 {
     ep_test_process node = {0};
-    ep_client_config config;
-    ep_client *client;
-    ep_error error;
     ep_err code;
-    char model[EP_FIXTURE_PATH_BYTES + 32];
     double late[CALLS];
-    snprintf(model, sizeof(model), "--model=bench=%s", checkpoint);
-    const char *args[] = {"--listen=tcp://127.0.0.1:0",
-                          "--probe-address=", "--admin-listen=", model, NULL};
-    if (!ep_test_process_start(&node, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) ||
-        !ep_test_process_wait_ports(&node, 60000)) {
-        bench_fail("expertd did not start", NULL);
-    }
-    const char *urls[] = {node.rpc_url};
-    ep_client_config_init(&config);
-    config.node_urls = urls;
-    config.node_urls_count = 1;
-    if (ep_client_create(&config, &client, &error) != EP_OK ||
-        ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
-        bench_fail("client", error.text);
-    }
+    bench_node_start(&(bench_node){.name = name, .checkpoint = checkpoint}, dir, &node);
+    ep_client *client = bench_client_of(&node, 1, NULL);
     do { /* until the node has loaded */
         call_us(client, &code);
     } while (code != EP_OK);
@@ -75,13 +51,10 @@ static void bench_signal(bench_report *report, const char *dir, const char *chec
             bench_fail("a call ended before its deadline", NULL);
         }
     }
-    bench_row row = bench_value(NAN, "us", BENCH_LOWER, NAN);
-    row.value = bench_quantile(late, CALLS, 0.5);
-    bench_report_add(report, &row, "%s of the sole owner: end after the deadline, p50", name);
-    row.value = bench_quantile(late, CALLS, 1.0);
-    row.bar = BAR_US;
-    bench_report_add(report, &row, "%s of the sole owner: end after the deadline, worst of %d",
-                     name, CALLS);
+    bench_report_value(report, bench_quantile(late, CALLS, 0.5), "us", BENCH_LOWER, NAN,
+                       "%s of the sole owner: end after the deadline, p50", name);
+    bench_report_value(report, bench_quantile(late, CALLS, 1.0), "us", BENCH_LOWER, BAR_US,
+                       "%s of the sole owner: end after the deadline, worst of %d", name, CALLS);
     ep_client_destroy(client);
     ep_test_process_signal(&node, SIGCONT);
     ep_test_process_destroy(&node);

@@ -20,10 +20,7 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "base/numeric.h"
-#include "base/random.h"
 #include "bench/bench_guard.h"
-#include "bench/bench_report.h"
 #include "bench/decode_case.h"
 #include "bench/decode_ranks.h"
 #include "bench/layer_local.h"
@@ -54,15 +51,15 @@ static void write_checkpoint(void)
     }
 }
 
-static void make_inputs(void)
+static bench_tokens tokens_of(uint32_t tokens)
 {
-    uint64_t seed = 5;
-    for (size_t i = 0; i < EP_ARRAY_COUNT(x); i++) {
-        x[i] = ep_f32_to_bf16((float)(int32_t)ep_splitmix64(&seed) * 0x1p-31f);
-    }
-    for (size_t s = 0; s < EP_ARRAY_COUNT(scales); s++) {
-        scales[s] = 1.0f / DECODE_TOP_K;
-    }
+    return (bench_tokens){tokens, DECODE_TOP_K, DECODE_HIDDEN, x, ids, scales};
+}
+
+static void draw_routing(uint32_t experts)
+{
+    uint64_t seed = 7;
+    bench_draw_routing(&seed, DECODE_TOKENS_MAX, DECODE_TOP_K, experts, ids, scales);
 }
 
 /* ---- against the unfused form, and bytes ---- */
@@ -86,28 +83,29 @@ typedef enum form { FUSED, UNFUSED, COMPUTE } form;
 
 /* ranks may be NULL when the form is FUSED. */
 static double time_us(form what, const decode_nodes *nodes, decode_ranks *ranks,
-                      const ep_batch *batch, int calls)
+                      const bench_tokens *of, int calls)
 {
+    const ep_batch batch = bench_batch(of);
     double us[16];
     for (int i = 0; i < calls; i++) {
         double begin = bench_now_us();
         if (what == FUSED) {
-            decode_nodes_call(nodes, batch, y);
+            decode_nodes_call(nodes, of, y);
         } else if (what == UNFUSED) {
-            decode_ranks_call(ranks, batch, y_other);
+            decode_ranks_call(ranks, &batch, y_other);
         } else {
-            decode_ranks_compute(ranks, batch);
+            decode_ranks_compute(ranks, &batch);
         }
         us[i] = bench_now_us() - begin;
     }
     return bench_quantile(us, (size_t)calls, 0.5);
 }
 
-static double count_bytes(const decode_nodes *nodes, const ep_batch *batch, int calls)
+static double count_bytes(const decode_nodes *nodes, const bench_tokens *of, int calls)
 {
     decode_lanes before = decode_nodes_lanes(nodes);
     for (int i = 0; i < calls; i++) {
-        decode_nodes_call(nodes, batch, y);
+        decode_nodes_call(nodes, of, y);
     }
     decode_lanes after = decode_nodes_lanes(nodes);
     if (after.shm != before.shm) {
@@ -121,27 +119,27 @@ static void bench_case(bench_report *report, const decode_nodes *nodes, decode_r
 {
     double fused[ROUNDS], unfused[ROUNDS], compute[ROUNDS], ratio[ROUNDS];
     int calls = tokens == 1 ? 15 : tokens <= 8 ? 5 : 1;
-    ep_batch batch = decode_batch(tokens, x, ids, scales);
-    time_us(FUSED, nodes, NULL, &batch, 1);
-    time_us(UNFUSED, NULL, ranks, &batch, 1);
+    const bench_tokens of = tokens_of(tokens);
+    time_us(FUSED, nodes, NULL, &of, 1);
+    time_us(UNFUSED, NULL, ranks, &of, 1);
     for (int r = 0; r < ROUNDS; r++) {
-        fused[r] = time_us(FUSED, nodes, NULL, &batch, calls);
-        unfused[r] = time_us(UNFUSED, NULL, ranks, &batch, calls);
-        compute[r] = time_us(COMPUTE, NULL, ranks, &batch, calls);
+        fused[r] = time_us(FUSED, nodes, NULL, &of, calls);
+        unfused[r] = time_us(UNFUSED, NULL, ranks, &of, calls);
+        compute[r] = time_us(COMPUTE, NULL, ranks, &of, calls);
         ratio[r] = unfused[r] / fused[r];
         if (memcmp(y, y_other, (size_t)tokens * DECODE_ROW_BYTES) != 0) {
             bench_fail("the two forms differ", NULL);
         }
     }
     double us = bench_quantile(fused, ROUNDS, 0.5);
-    bench_row row = bench_value(us / tokens, "us/token", BENCH_LOWER, NAN);
-    bench_report_add(report, &row, "T = %u, %u nodes", tokens, nodes->count);
-    row = bench_value(tokens / us * 1e6, "tokens/s", BENCH_HIGHER, 1.20);
+    bench_report_value(report, us / tokens, "us/token", BENCH_LOWER, NAN, "T = %u, %u nodes",
+                       tokens, nodes->count);
+    bench_row row = bench_value(tokens / us * 1e6, "tokens/s", BENCH_HIGHER, 1.20);
     row.limit = tokens / bench_quantile(compute, ROUNDS, 0.5) * 1e6;
     row.rival = tokens / bench_quantile(unfused, ROUNDS, 0.5) * 1e6;
     row.ratio = bench_quantile(ratio, ROUNDS, 0.5);
     bench_report_add(report, &row, "T = %u, %u nodes, against unfused", tokens, nodes->count);
-    row = bench_value(count_bytes(nodes, &batch, tokens == 1 ? 20 : 2) / tokens, "bytes/token",
+    row = bench_value(count_bytes(nodes, &of, tokens == 1 ? 20 : 2) / tokens, "bytes/token",
                       BENCH_LOWER, 1.02);
     row.limit = bytes_min(nodes->count, tokens) / tokens;
     bench_report_add(report, &row, "T = %u, %u nodes, against the least", tokens, nodes->count);
@@ -151,8 +149,8 @@ static void bench_nodes(bench_report *report, const char *dir, uint32_t count)
 {
     static const uint32_t tokens[] = {1, 8, 64, 128};
     static decode_nodes nodes;
-    decode_draw_ids(ids, DECODE_TOKENS_MAX, DECODE_EXPERTS, 7);
-    decode_nodes_start(&nodes, count, DECODE_EXPERTS, dir, checkpoint, "stream");
+    draw_routing(DECODE_EXPERTS);
+    decode_nodes_start(&nodes, count, DECODE_EXPERTS, dir, checkpoint, true);
     decode_ranks *ranks = decode_ranks_start(count, dir, checkpoint);
     for (size_t t = 0; t < EP_ARRAY_COUNT(tokens); t++) {
         if (only_tokens == 0 || only_tokens == tokens[t]) {
@@ -165,12 +163,13 @@ static void bench_nodes(bench_report *report, const char *dir, uint32_t count)
 
 /* ---- against the same layer in this process ---- */
 
-static double local_time_us(layer_local *local, const ep_batch *batch)
+static double local_time_us(layer_local *local, const bench_tokens *of)
 {
+    const ep_batch batch = bench_batch(of);
     double us[LOCAL_CALLS];
     for (int i = 0; i < LOCAL_CALLS; i++) {
         double begin = bench_now_us();
-        if (layer_local_run(local, batch, y_other) != EP_OK) {
+        if (layer_local_run(local, &batch, y_other) != EP_OK) {
             bench_fail("local layer", NULL);
         }
         us[i] = bench_now_us() - begin;
@@ -184,12 +183,12 @@ static void local_case(bench_report *report, const decode_nodes *node, layer_loc
     double us[LOCAL_ROUNDS_MAX], local_us[LOCAL_ROUNDS_MAX], ratio[LOCAL_ROUNDS_MAX];
     /* a wake-up more or less matters most where calls are short */
     int rounds = tokens == 1 ? LOCAL_ROUNDS_MAX : tokens <= 8 ? 25 : 15;
-    ep_batch batch = decode_batch(tokens, x, ids, scales);
-    time_us(FUSED, node, NULL, &batch, 1);
+    const bench_tokens of = tokens_of(tokens);
+    time_us(FUSED, node, NULL, &of, 1);
     decode_lanes before = decode_nodes_lanes(node);
     for (int r = 0; r < rounds; r++) {
-        local_us[r] = local_time_us(local, &batch);
-        us[r] = time_us(FUSED, node, NULL, &batch, LOCAL_CALLS);
+        local_us[r] = local_time_us(local, &of);
+        us[r] = time_us(FUSED, node, NULL, &of, LOCAL_CALLS);
         ratio[r] = us[r] / local_us[r];
         if (memcmp(y, y_other, (size_t)tokens * DECODE_ROW_BYTES) != 0) {
             bench_fail("the service's result differs from the local one", NULL);
@@ -200,11 +199,10 @@ static void local_case(bench_report *report, const decode_nodes *node, layer_loc
         bench_fail("calls did not go over shared memory", NULL);
     }
     double local_median = bench_quantile(local_us, (size_t)rounds, 0.5);
-    bench_row row = bench_value(bench_quantile(us, (size_t)rounds, 0.5), "us", BENCH_LOWER,
-                                local_median >= LOCAL_COMPUTE_MIN_US ? 1.05 : NAN);
-    row.rival = local_median;
-    row.ratio = bench_quantile(ratio, (size_t)rounds, 0.5);
-    bench_report_add(report, &row, "T = %u, 1 node over shm, against in-process", tokens);
+    bench_report_rival(report, bench_quantile(us, (size_t)rounds, 0.5), "us", local_median,
+                       bench_quantile(ratio, (size_t)rounds, 0.5), BENCH_LOWER,
+                       local_median >= LOCAL_COMPUTE_MIN_US ? 1.05 : NAN,
+                       "T = %u, 1 node over shm, against in-process", tokens);
 }
 
 static void bench_local(bench_report *report, const char *dir)
@@ -213,8 +211,8 @@ static void bench_local(bench_report *report, const char *dir)
     static decode_nodes node;
     layer_local *local;
     ep_error error;
-    decode_draw_ids(ids, DECODE_TOKENS_MAX, LOCAL_EXPERTS, 7);
-    decode_nodes_start(&node, 1, LOCAL_EXPERTS, dir, checkpoint, "");
+    draw_routing(LOCAL_EXPERTS);
+    decode_nodes_start(&node, 1, LOCAL_EXPERTS, dir, checkpoint, false);
     if (layer_local_open_share(checkpoint, 0, 0, LOCAL_EXPERTS, 0, &local, &error) != EP_OK) {
         bench_fail("local layer", error.text);
     }
@@ -234,6 +232,7 @@ int main(int argc, char **argv)
     static const uint32_t nodes[] = {2, 4, 8};
     char dir[EP_TEST_PATH_BYTES];
     char title[160];
+    uint64_t seed = 5;
     if (decode_rank_main(argc, argv)) {
         return 0;
     }
@@ -245,7 +244,7 @@ int main(int argc, char **argv)
     }
     bench_guard((const char *[]){checkpoint, dir}, 2);
     write_checkpoint();
-    make_inputs();
+    bench_draw_rows(&seed, EP_ARRAY_COUNT(x), x);
     snprintf(title, sizeof(title),
              "Decode, H = %d, I = %d, top-%d of %d, bf16: microseconds and bytes per token",
              DECODE_HIDDEN, DECODE_INNER, DECODE_TOP_K, DECODE_EXPERTS);

@@ -16,12 +16,8 @@
 #include <unistd.h>
 
 #include "base/check.h"
-#include "base/numeric.h"
-#include "base/random.h"
-#include "bench/bench_report.h"
-#include "expertd/client.h"
+#include "bench/bench_service.h"
 #include "support/checkpoint_fixture.h"
-#include "support/process.h"
 
 #define HIDDEN 64
 #define INNER 64
@@ -66,14 +62,9 @@ static void on_done(void *arg, const ep_moe_result *result);
 
 static void begin(caller *c)
 {
-    ep_moe_args args;
+    const bench_tokens of = {TOKENS, TOP_K, HIDDEN, x, ids, scales};
+    const ep_moe_args args = bench_args(&of);
     ep_error error;
-    ep_moe_args_init(&args);
-    args.model = "bench";
-    args.x = ep_tensor_2d(x, EP_DTYPE_BF16, TOKENS, HIDDEN);
-    args.expert_ids = ep_tensor_2d(ids, EP_DTYPE_I32, TOKENS, TOP_K);
-    args.expert_scales = ep_tensor_2d(scales, EP_DTYPE_F32, TOKENS, TOP_K);
-    args.deadline_us = 30000000;
     ep_tensor out = ep_tensor_2d(c->out, EP_DTYPE_BF16, TOKENS, HIDDEN);
     c->began_us = bench_now_us();
     if (ep_moe_forward_async(client, &args, &out, on_done, c, NULL, &error) != EP_OK) {
@@ -118,34 +109,16 @@ static void wait_ended(uint64_t more)
 static void start(ep_test_process *nodes, uint32_t count, const char *const *experts,
                   const char *dir, const char *checkpoint)
 {
-    const char *urls[NODES_MAX];
-    ep_client_config config;
-    ep_error error;
     for (uint32_t n = 0; n < count; n++) {
-        char name[32], path[EP_TEST_PATH_BYTES + 32], text[1024], flag[EP_TEST_PATH_BYTES + 64];
+        char name[32];
         snprintf(name, sizeof(name), "node-%u", n);
-        snprintf(path, sizeof(path), "%s/%s.yaml", dir, name);
-        snprintf(text, sizeof(text),
-                 "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: ''\nadmin_listen: "
-                 "''\ndoor_listen: ''\nthreads: 1\nmodels:\n"
-                 "  - name: bench\n    path: %s\n    experts: %s\n",
-                 name, checkpoint, experts[n]);
-        snprintf(flag, sizeof(flag), "--config=%s", path);
-        const char *args[] = {flag, NULL};
-        if (!ep_test_write_file(path, text, 0600) ||
-            !ep_test_process_start(&nodes[n], dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) ||
-            !ep_test_process_wait_ports(&nodes[n], 60000)) {
-            bench_fail("expertd did not start", NULL);
-        }
-        urls[n] = nodes[n].rpc_url;
+        bench_node_start(&(bench_node){.name = name,
+                                       .checkpoint = checkpoint,
+                                       .experts = experts[n],
+                                       .keys = "threads: 1\n"},
+                         dir, &nodes[n]);
     }
-    ep_client_config_init(&config);
-    config.node_urls = urls;
-    config.node_urls_count = count;
-    if (ep_client_create(&config, &client, &error) != EP_OK ||
-        ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
-        bench_fail("client", error.text);
-    }
+    client = bench_client_of(nodes, count, NULL);
 }
 
 static void begin_all(uint32_t calls)
@@ -209,9 +182,8 @@ static void bench_fault(bench_report *report, const char *dir, const char *check
     for (int r = 0; r < ROUNDS; r++) {
         run_round(dir, checkpoint, signal_number, extra, &count);
     }
-    bench_row row =
-        bench_value(bench_quantile(extra, count, 0.99) / 1000, "ms", BENCH_LOWER, bar_ms);
-    bench_report_add(report, &row, "%s, extra latency p99 of %zu calls in flight", name, count);
+    bench_report_value(report, bench_quantile(extra, count, 0.99) / 1000, "ms", BENCH_LOWER, bar_ms,
+                       "%s, extra latency p99 of %zu calls in flight", name, count);
 }
 
 /* ---- a slow node ---- */
@@ -296,14 +268,13 @@ static void bench_slow(bench_report *report, const char *dir, const char *checkp
         hedged[r] = result.hedged_share;
         failed_calls += failed;
     }
-    bench_row row = bench_value(bench_quantile(slow, ROUNDS, 0.5), "ms", BENCH_LOWER, 1.5);
-    row.rival = bench_quantile(healthy, ROUNDS, 0.5);
-    row.ratio = bench_quantile(ratio, ROUNDS, 0.5);
-    bench_report_add(report, &row, "10 x slow, p99 after 2 s, against healthy");
-    row = bench_value(bench_quantile(hedged, ROUNDS, 1), "", BENCH_LOWER, 0.1);
-    bench_report_add(report, &row, "10 x slow, frames hedged, share");
-    row = bench_value((double)failed_calls, "calls", BENCH_LOWER, 0);
-    bench_report_add(report, &row, "10 x slow, failed calls");
+    bench_report_rival(report, bench_quantile(slow, ROUNDS, 0.5), "ms",
+                       bench_quantile(healthy, ROUNDS, 0.5), bench_quantile(ratio, ROUNDS, 0.5),
+                       BENCH_LOWER, 1.5, "10 x slow, p99 after 2 s, against healthy");
+    bench_report_value(report, bench_quantile(hedged, ROUNDS, 1), "", BENCH_LOWER, 0.1,
+                       "10 x slow, frames hedged, share");
+    bench_report_value(report, (double)failed_calls, "calls", BENCH_LOWER, 0,
+                       "10 x slow, failed calls");
 }
 
 int main(int argc, char **argv)
@@ -315,14 +286,8 @@ int main(int argc, char **argv)
     if (!ep_test_dir_create(dir)) {
         bench_fail("no directory", NULL);
     }
-    for (size_t i = 0; i < EP_ARRAY_COUNT(x); i++) {
-        x[i] = ep_f32_to_bf16((float)(int32_t)ep_splitmix64(&seed) * 0x1p-31f);
-    }
-    for (size_t t = 0; t < TOKENS; t++) {
-        ids[t * TOP_K] = (int32_t)(ep_splitmix64(&seed) % EXPERTS);
-        ids[t * TOP_K + 1] = (ids[t * TOP_K] + 1) % EXPERTS;
-        scales[t * TOP_K] = scales[t * TOP_K + 1] = 0.5f;
-    }
+    bench_draw_rows(&seed, EP_ARRAY_COUNT(x), x);
+    bench_draw_routing(&seed, TOKENS, TOP_K, EXPERTS, ids, scales);
     bench_report *report = bench_report_create(
         "A node fails, or is slow, under load, and every expert has copies on others");
     bench_fault(report, dir, checkpoint, "SIGKILL", SIGKILL, 50);

@@ -16,13 +16,9 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "base/numeric.h"
-#include "base/random.h"
-#include "bench/bench_report.h"
+#include "bench/bench_service.h"
 #include "bench/shaped_net.h"
-#include "expertd/client.h"
 #include "support/checkpoint_fixture.h"
-#include "support/process.h"
 
 enum {
     HIDDEN = 1024,
@@ -37,8 +33,7 @@ enum {
     ROUND_TOKENS = 1024,   /* at least, of a round, */
     ROUND_CALLS_MAX = 256, /* but no more calls */
     WARM_CALLS = 50,
-    WARM_CALLS_MAX = 5000,
-    STARTS_MS = 60000
+    WARM_CALLS_MAX = 5000
 };
 #define BETWEEN_BYTES_PER_S 50e6
 #define WITHIN_BYTES_PER_S (8 * BETWEEN_BYTES_PER_S)
@@ -48,64 +43,41 @@ static int32_t ids[TOKENS_MAX * TOP_K];
 static float scales[TOKENS_MAX * TOP_K];
 static ep_client *client;
 static bench_report *report;
-
-static void fill_inputs(void)
-{
-    uint64_t seed = 5;
-    for (size_t i = 0; i < EP_ARRAY_COUNT(x); i++) {
-        x[i] = ep_f32_to_bf16((float)(ep_splitmix64(&seed) >> 40) * 0x1p-24f - 0.5f);
-    }
-    for (uint32_t t = 0; t < TOKENS_MAX; t++) {
-        int32_t pool[EXPERTS];
-        for (int32_t e = 0; e < EXPERTS; e++) {
-            pool[e] = e;
-        }
-        for (uint32_t k = 0; k < TOP_K; k++) {
-            uint32_t pick = k + (uint32_t)(ep_splitmix64(&seed) % (EXPERTS - k));
-            ids[t * TOP_K + k] = pool[pick];
-            pool[pick] = pool[k];
-            scales[t * TOP_K + k] = 1.0f / TOP_K;
-        }
-    }
-}
+static const char *coordinator_url;
 
 /* ---- the service ---- */
-
-static void start(ep_test_process *process, const char *dir, const char *name, uint32_t host,
-                  const char *program, const char *config)
-{
-    char path[EP_TEST_PATH_BYTES + 40], flag[EP_TEST_PATH_BYTES + 64];
-    snprintf(path, sizeof(path), "%s/%s.yaml", dir, name);
-    snprintf(flag, sizeof(flag), "--config=%s", path);
-    const char *args[] = {"netns", "exec", shaped_net_name(host), program, flag, NULL};
-    if (!ep_test_write_file(path, config, 0600) ||
-        !ep_test_process_start(process, dir, name, "/usr/sbin/ip", args, NULL, true) ||
-        !ep_test_process_wait_ports(process, STARTS_MS)) {
-        bench_fail(name, "did not start");
-    }
-}
 
 static void start_service(const char *dir, const char *checkpoint, ep_test_process *coordinator,
                           ep_test_process nodes[NODES])
 {
-    char config[1024], name[16];
-    snprintf(config, sizeof(config),
+    char text[1024], name[16];
+    snprintf(text, sizeof(text),
              "listen:\n  - tcp://%s:0\ninsecure: true\nmin_nodes: %d\nprobe_address: ''\n"
              "admin_listen: ''\n",
              shaped_net_address(0), NODES);
-    start(coordinator, dir, "coordinator", 0, EP_COORDINATOR_PROGRAM, config);
+    bench_daemon_start(&(bench_node){.name = "coordinator",
+                                     .netns = shaped_net_name(0),
+                                     .program = EP_COORDINATOR_PROGRAM},
+                       dir, text, coordinator);
     for (uint32_t n = 0; n < NODES; n++) {
         uint32_t host = n / (NODES / HOSTS);
         snprintf(name, sizeof(name), "node%u", n);
-        snprintf(config, sizeof(config),
-                 "node_name: %s\nhost: %s\ncoordinator_url: %s\nlisten:\n  - tcp://%s:0\n"
-                 "insecure: true\nthreads: 1\nprobe_address: ''\nadmin_listen: ''\n"
-                 "door_listen: ''\ntracing: off\nshm: off\ninflight_tokens: 65536\nmodels:\n"
-                 "  - name: bench\n    path: %s\n",
-                 name, host == 0 ? "left" : "right", coordinator->rpc_url, shaped_net_address(host),
-                 checkpoint);
-        start(&nodes[n], dir, name, host, EP_EXPERTD_PROGRAM, config);
+        snprintf(text, sizeof(text),
+                 "host: %s\ncoordinator_url: %s\ninsecure: true\nthreads: 1\n"
+                 "tracing: off\nshm: off\ninflight_tokens: 65536\n",
+                 host == 0 ? "left" : "right", coordinator->rpc_url);
+        bench_node_start(&(bench_node){.name = name,
+                                       .checkpoint = checkpoint,
+                                       .keys = text,
+                                       .address = shaped_net_address(host),
+                                       .netns = shaped_net_name(host)},
+                         dir, &nodes[n]);
     }
+}
+
+static void by_coordinator(ep_client_config *config)
+{
+    config->coordinator_url = coordinator_url;
 }
 
 /* ---- one call ---- */
@@ -137,17 +109,12 @@ typedef struct cost {
 
 static cost call(uint32_t tokens, ep_moe_comm comm_alg, ep_moe_combine_at combine_at)
 {
-    ep_moe_args args;
+    const bench_tokens of = {tokens, TOP_K, HIDDEN, x, ids, scales};
+    ep_moe_args args = bench_args(&of);
     ep_moe_result result = {.struct_bytes = sizeof(result)};
     ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, tokens, HIDDEN);
-    ep_moe_args_init(&args);
-    args.model = "bench";
-    args.x = ep_tensor_2d(x, EP_DTYPE_BF16, tokens, HIDDEN);
-    args.expert_ids = ep_tensor_2d(ids, EP_DTYPE_I32, tokens, TOP_K);
-    args.expert_scales = ep_tensor_2d(scales, EP_DTYPE_F32, tokens, TOP_K);
     args.comm_alg = comm_alg;
     args.combine_at = combine_at;
-    args.deadline_us = 60000000;
     uint64_t bytes = link_bytes();
     double begin = bench_now_us();
     if (ep_moe_forward(client, &args, &out, &result) != EP_OK) {
@@ -196,10 +163,9 @@ static void judge_auto(const char *name, const double *auto_us, const double *me
         better[r] = is_by_host_better ? by_host_us[r] : mesh_us[r];
         ratio[r] = value[r] / better[r];
     }
-    bench_row row = bench_value(bench_quantile(value, ROUNDS, 0.5), "us", BENCH_LOWER, 1.05);
-    row.rival = bench_quantile(better, ROUNDS, 0.5);
-    row.ratio = bench_quantile(ratio, ROUNDS, 0.5);
-    bench_report_add(report, &row, "%s: time of auto against the better", name);
+    bench_report_rival(report, bench_quantile(value, ROUNDS, 0.5), "us",
+                       bench_quantile(better, ROUNDS, 0.5), bench_quantile(ratio, ROUNDS, 0.5),
+                       BENCH_LOWER, 1.05, "%s: time of auto against the better", name);
 }
 
 static void compare(uint32_t tokens, ep_moe_combine_at combine_at, const char *what, double us_bar,
@@ -233,15 +199,12 @@ static void compare(uint32_t tokens, ep_moe_combine_at combine_at, const char *w
     const double us_ratio = bench_quantile(us, ROUNDS, 0.5);
     judge_auto(name, auto_us, mesh_us, by_host_us, us_ratio < 1);
     printf("%s: auto took hierarchy in %.0f %% of its calls\n", name, 100 * auto_by_host);
-    bench_row row =
-        bench_value(bench_quantile(by_host_bytes, ROUNDS, 0.5), "bytes", BENCH_LOWER, bytes_bar);
-    row.rival = bench_quantile(mesh_bytes, ROUNDS, 0.5);
-    row.ratio = bench_quantile(bytes, ROUNDS, 0.5);
-    bench_report_add(report, &row, "%s: bytes between hosts", name);
-    row = bench_value(bench_quantile(by_host_us, ROUNDS, 0.5), "us", BENCH_LOWER, us_bar);
-    row.rival = bench_quantile(mesh_us, ROUNDS, 0.5);
-    row.ratio = us_ratio;
-    bench_report_add(report, &row, "%s: time", name);
+    bench_report_rival(report, bench_quantile(by_host_bytes, ROUNDS, 0.5), "bytes",
+                       bench_quantile(mesh_bytes, ROUNDS, 0.5), bench_quantile(bytes, ROUNDS, 0.5),
+                       BENCH_LOWER, bytes_bar, "%s: bytes between hosts", name);
+    bench_report_rival(report, bench_quantile(by_host_us, ROUNDS, 0.5), "us",
+                       bench_quantile(mesh_us, ROUNDS, 0.5), us_ratio, BENCH_LOWER, us_bar,
+                       "%s: time", name);
 }
 
 int main(int argc, char **argv)
@@ -249,8 +212,7 @@ int main(int argc, char **argv)
     static ep_test_process coordinator, nodes[NODES];
     static const uint32_t tokens[] = {1, 16, 128, 512, TOKENS_MAX};
     char dir[EP_TEST_PATH_BYTES], checkpoint[EP_FIXTURE_PATH_BYTES];
-    ep_error error;
-    ep_client_config config;
+    uint64_t seed = 5;
     const ep_fixture_config fixture = ep_fixture_layer(HIDDEN, INNER, EXPERTS, TOP_K);
     if (!shaped_net_create(HOSTS) || !shaped_net_set_rate(BETWEEN_BYTES_PER_S) ||
         !shaped_net_set_loopback(WITHIN_BYTES_PER_S)) {
@@ -260,15 +222,14 @@ int main(int argc, char **argv)
     if (!ep_test_dir_create(dir)) {
         bench_fail("no directory", NULL);
     }
-    fill_inputs();
+    bench_draw_rows(&seed, EP_ARRAY_COUNT(x), x);
+    bench_draw_routing(&seed, TOKENS_MAX, TOP_K, EXPERTS, ids, scales);
     start_service(dir, checkpoint, &coordinator, nodes);
-    const char *url = coordinator.rpc_url;
-    ep_client_config_init(&config);
-    config.coordinator_url = url;
-    if (!shaped_net_enter(0) || ep_client_create(&config, &client, &error) != EP_OK ||
-        ep_client_wait_ready(client, STARTS_MS * 1000ll, &error) != EP_OK) {
-        bench_fail("client", error.text);
+    coordinator_url = coordinator.rpc_url;
+    if (!shaped_net_enter(0)) {
+        bench_fail("cannot enter the namespace", NULL);
     }
+    client = bench_client_open(NULL, 0, by_coordinator);
     warm_up();
     report =
         bench_report_create("Hierarchy against fullmesh: two hosts of four nodes, top-8 of 64, "

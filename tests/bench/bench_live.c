@@ -140,16 +140,8 @@ static bool has_copies(const ep_routing_table *table, void *arg)
 
 /* ---- rows ---- */
 
-static void add_row(const char *name, double value, const char *unit, bench_better better,
-                    double bar)
-{
-    bench_row row = bench_value(value, unit, better, bar);
-    bench_report_add(report, &row, "%s", name);
-}
-
 static void add_damage(const char *scene, load *const *loads, size_t count)
 {
-    char name[96];
     uint64_t calls = 0, failed = 0, wrong = 0;
     for (size_t i = 0; i < count; i++) {
         failed += live_log_count(loads[i]->log, LIVE_FAILED, 0, UINT64_MAX);
@@ -157,11 +149,10 @@ static void add_damage(const char *scene, load *const *loads, size_t count)
         calls += live_log_count(loads[i]->log, LIVE_GOOD, 0, UINT64_MAX) +
                  live_log_count(loads[i]->log, LIVE_OTHER, 0, UINT64_MAX);
     }
-    snprintf(name, sizeof(name), "%s: calls failed, of %llu", scene,
-             (unsigned long long)(calls + failed + wrong));
-    add_row(name, (double)failed, "calls", BENCH_LOWER, 0);
-    snprintf(name, sizeof(name), "%s: calls with wrong bits", scene);
-    add_row(name, (double)wrong, "calls", BENCH_LOWER, 0);
+    bench_report_value(report, (double)failed, "calls", BENCH_LOWER, 0, "%s: calls failed, of %llu",
+                       scene, (unsigned long long)(calls + failed + wrong));
+    bench_report_value(report, (double)wrong, "calls", BENCH_LOWER, 0, "%s: calls with wrong bits",
+                       scene);
 }
 
 static void end_loads(const char *scene)
@@ -232,12 +223,12 @@ static void bench_moves(void)
         }
     }
     end_loads("moves");
-    add_row("moves: experts moved in a second of the moving phases",
-            moves / (double)(pairs * PHASE_S), "experts", BENCH_HIGHER, 1);
-    add_row("moves: decode p99 against the quiet phase before",
-            bench_quantile(ratios[0], pairs, 0.5), "times", BENCH_LOWER, 1.2);
-    add_row("moves: prefill p99 against the quiet phase before",
-            bench_quantile(ratios[1], pairs, 0.5), "times", BENCH_LOWER, 1.2);
+    bench_report_value(report, moves / (double)(pairs * PHASE_S), "experts", BENCH_HIGHER, 1,
+                       "moves: experts moved in a second of the moving phases");
+    bench_report_value(report, bench_quantile(ratios[0], pairs, 0.5), "times", BENCH_LOWER, 1.2,
+                       "moves: decode p99 against the quiet phase before");
+    bench_report_value(report, bench_quantile(ratios[1], pairs, 0.5), "times", BENCH_LOWER, 1.2,
+                       "moves: prefill p99 against the quiet phase before");
     end_service();
 }
 
@@ -268,8 +259,8 @@ static void bench_join(void)
     live_sleep_until(ep_clock_now_ns() + EP_NS_PER_S);
     end_load(&skewed);
     load *const loads[] = {&skewed};
-    add_row("join: from the start of a fourth node to within 1.1 of the bound",
-            (double)(balanced_ns - joined_ns) / 1e9, "s", BENCH_LOWER, 10);
+    bench_report_value(report, (double)(balanced_ns - joined_ns) / 1e9, "s", BENCH_LOWER, 10,
+                       "join: from the start of a fourth node to within 1.1 of the bound");
     add_damage("join", loads, 1);
     live_log_destroy(skewed.log);
     live_batches_fini(skewed.batches, BATCHES);
@@ -325,17 +316,16 @@ static void bench_kills(void)
     char scene[64];
     snprintf(scene, sizeof(scene), "%u kills", kills);
     end_loads(scene);
-    snprintf(scene, sizeof(scene), "kills: extra time p99 of %zu calls in flight", hit);
-    add_row(scene, bench_quantile(extra, hit, 0.99), "ms", BENCH_LOWER, 50);
-    add_row("kills: the same half a second before each", bench_quantile(quiet, quiet_hit, 0.99),
-            "ms", BENCH_LOWER, NAN);
+    bench_report_value(report, bench_quantile(extra, hit, 0.99), "ms", BENCH_LOWER, 50,
+                       "kills: extra time p99 of %zu calls in flight", hit);
+    bench_report_value(report, bench_quantile(quiet, quiet_hit, 0.99), "ms", BENCH_LOWER, NAN,
+                       "kills: the same half a second before each");
     end_service();
 }
 
 /* A node goes for good; heartbeats as they are by default. */
 static void bench_loss(const char *restore, double bar_s)
 {
-    char name[96];
     const char *const coordinator_args[] = {restore, NULL};
     const ep_test_model model = {MODEL, paths[0]};
     live_copies wanted = {.copies_min = 2, .nodes = NODES - 1};
@@ -353,9 +343,9 @@ static void bench_loss(const char *restore, double bar_s)
     const uint64_t back_ns =
         live_table_wait(client, "two copies on those left", live_table_has_copies, &wanted);
     end_loads(restore != NULL ? "loss" : "loss with defaults");
-    snprintf(name, sizeof(name), "loss: until each expert has two copies again, %s",
-             restore != NULL ? restore + 2 : "default restore_ms");
-    add_row(name, (double)(back_ns - killed_ns) / 1e9, "s", BENCH_LOWER, bar_s);
+    bench_report_value(report, (double)(back_ns - killed_ns) / 1e9, "s", BENCH_LOWER, bar_s,
+                       "loss: until each expert has two copies again, %s",
+                       restore != NULL ? restore + 2 : "default restore_ms");
     ep_test_process_destroy(&cluster.nodes[1]);
     end_service();
 }
@@ -471,15 +461,15 @@ static void bench_upgrade(void)
     for (int i = 0; i < 3; i++) {
         longest_ms = fmax(longest_ms, live_log_quantile_ms(loads[i]->log, 0, UINT64_MAX, 1));
     }
-    add_row("upgrade: the longest call", longest_ms, "ms", BENCH_LOWER, NAN);
-    add_row("upgrade: new bits before the switch, no version named", (double)early, "calls",
-            BENCH_LOWER, 0);
-    add_row("upgrade: old bits after the old one is gone",
-            (double)live_log_count(decode.log, LIVE_GOOD, last_ns, UINT64_MAX), "calls",
-            BENCH_LOWER, 0);
-    add_row("upgrade: switched at the caller, after the order", switch_ms, "ms", BENCH_LOWER, 1000);
-    add_row("upgrade: rolled back at the caller, after the order", back_ms, "ms", BENCH_LOWER,
-            1000);
+    bench_report_value(report, longest_ms, "ms", BENCH_LOWER, NAN, "upgrade: the longest call");
+    bench_report_value(report, (double)early, "calls", BENCH_LOWER, 0,
+                       "upgrade: new bits before the switch, no version named");
+    bench_report_value(report, (double)live_log_count(decode.log, LIVE_GOOD, last_ns, UINT64_MAX),
+                       "calls", BENCH_LOWER, 0, "upgrade: old bits after the old one is gone");
+    bench_report_value(report, switch_ms, "ms", BENCH_LOWER, 1000,
+                       "upgrade: switched at the caller, after the order");
+    bench_report_value(report, back_ms, "ms", BENCH_LOWER, 1000,
+                       "upgrade: rolled back at the caller, after the order");
     for (int i = 0; i < 3; i++) {
         live_log_destroy(loads[i]->log);
     }

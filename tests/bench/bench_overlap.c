@@ -27,16 +27,14 @@
 
 #include "base/numeric.h"
 #include "base/random.h"
-#include "bench/bench_report.h"
+#include "bench/bench_service.h"
 #include "bench/group_pipeline.h"
 #include "bench/layer_local.h"
 #include "bench/rank_board.h"
 #include "bench/rank_mesh.h"
 #include "bench/shaped_net.h"
-#include "expertd/client.h"
 #include "moe/combine.h"
 #include "support/checkpoint_fixture.h"
-#include "support/process.h"
 
 #define RANKS 8
 #define HIDDEN 1024
@@ -140,9 +138,7 @@ static void fill_inputs(rank_state *r)
     r->padded = bench_room((size_t)(TOKENS * TOP_K * CAPACITY_FACTOR + 1) * ROW_BYTES);
     r->rows = bench_room((size_t)TOKENS * TOP_K * sizeof(*r->rows));
     r->scratch = bench_room(ep_combine_scratch_floats(HIDDEN) * sizeof(float));
-    for (size_t i = 0; i < (size_t)TOKENS * HIDDEN; i++) {
-        r->x[i] = ep_f32_to_bf16((float)(int32_t)ep_splitmix64(&seed) * 0x1p-31f);
-    }
+    bench_draw_rows(&seed, (size_t)TOKENS * HIDDEN, r->x);
     for (size_t i = 0; i < (size_t)TOKENS * EXPERTS; i++) {
         r->logits[i] = (float)(int32_t)ep_splitmix64(&seed) * 0x1p-30f;
     }
@@ -156,24 +152,15 @@ static void fill_inputs(rank_state *r)
 _Static_assert(RANKS *RANK_TOKENS == TOKENS, "one set of inputs serves all parts");
 _Static_assert(2 * GROUP_PIPELINE_TOKENS <= RANK_TOKENS, "each rank's tokens serve the last part");
 
-static ep_batch batch_of(const rank_state *r, const uint16_t *x, const int32_t *ids,
-                         uint32_t tokens)
+static ep_batch batch_of(const rank_state *r, const uint16_t *x, const int32_t *ids)
 {
-    return (ep_batch){
-        .tokens = tokens,
-        .top_k = TOP_K,
-        .hidden = HIDDEN,
-        .x = {.data = x, .stride_bytes = ROW_BYTES, .dtype = EP_DTYPE_BF16},
-        .ids = {.data = ids, .stride_bytes = TOP_K * 4, .dtype = EP_DTYPE_I32},
-        .scales = {.data = r->scales, .stride_bytes = TOP_K * 4, .dtype = EP_DTYPE_F32},
-        .shared_source = EP_SHARED_SERVICE,
-        .wire_dtype = EP_DTYPE_BF16,
-        .out_dtype = EP_DTYPE_BF16};
+    const bench_tokens of = {TOKENS, TOP_K, HIDDEN, x, ids, r->scales};
+    return bench_batch(&of);
 }
 
 static void run_local(rank_state *r, const uint16_t *x, const int32_t *ids)
 {
-    ep_batch batch = batch_of(r, x, ids, TOKENS);
+    ep_batch batch = batch_of(r, x, ids);
     if (layer_local_run(r->local, &batch, r->y_local) != EP_OK) {
         bench_fail("local layer", NULL);
     }
@@ -181,44 +168,25 @@ static void run_local(rank_state *r, const uint16_t *x, const int32_t *ids)
 
 static void run_combine(rank_state *r)
 {
-    ep_batch batch = batch_of(r, r->x, r->ids, TOKENS);
+    ep_batch batch = batch_of(r, r->x, r->ids);
     ep_combine_out out = {.data = r->y_local, .token_stride_bytes = ROW_BYTES};
     ep_combine(&batch, layer_local_shape(r->local), r->rows, NULL, 0, TOKENS, r->scratch, &out);
 }
 
-static ep_client *open_client(const char *const *urls, size_t count)
+static void in_chunks(ep_client_config *config)
 {
-    ep_client *client = NULL;
-    ep_client_config config;
-    ep_error error;
-    ep_client_config_init(&config);
-    config.node_urls = urls;
-    config.node_urls_count = count;
-    config.chunk_bytes_max = CHUNK_BYTES;
-    if (ep_client_create(&config, &client, &error) != EP_OK ||
-        ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
-        bench_fail("client", error.text);
-    }
-    return client;
-}
-
-static void fill_args(ep_moe_args *args, const char *model, const uint16_t *x, uint32_t tokens)
-{
-    ep_moe_args_init(args);
-    args->model = model;
-    args->layer = 0;
-    args->x = ep_tensor_2d((void *)(uintptr_t)x, EP_DTYPE_BF16, tokens, HIDDEN);
-    args->mode = EP_MOE_PREFILL;
-    args->deadline_us = 600000000;
+    config->chunk_bytes_max = CHUNK_BYTES;
 }
 
 /* Gate, dispatch, experts and combine in one call. */
 static void run_call(rank_state *r)
 {
-    ep_moe_args args;
+    const bench_tokens of = {.tokens = TOKENS, .hidden = HIDDEN, .x = r->x};
+    ep_moe_args args = bench_args(&of);
     ep_moe_result result = {.struct_bytes = sizeof(result)};
     ep_gate_config gate = gate_config();
-    fill_args(&args, notes->model, r->x, TOKENS);
+    args.model = notes->model;
+    args.mode = EP_MOE_PREFILL;
     ep_tensor logits = ep_tensor_2d(r->logits, EP_DTYPE_F32, TOKENS, EXPERTS);
     ep_tensor out = ep_tensor_2d(r->y, EP_DTYPE_BF16, TOKENS, HIDDEN);
     if (ep_moe_forward_logits(r->single, &args, &gate, &logits, &out, &result) != EP_OK) {
@@ -228,16 +196,16 @@ static void run_call(rank_state *r)
 
 static void run_rank_call(rank_state *r)
 {
-    ep_moe_args args;
-    ep_moe_result result = {.struct_bytes = sizeof(result)};
     size_t first = (size_t)r->rank * RANK_TOKENS;
-    fill_args(&args, "bench", r->x + first * HIDDEN, RANK_TOKENS);
-    args.expert_ids = ep_tensor_2d(r->ids + first * TOP_K, EP_DTYPE_I32, RANK_TOKENS, TOP_K);
-    args.expert_scales = ep_tensor_2d(r->scales + first * TOP_K, EP_DTYPE_F32, RANK_TOKENS, TOP_K);
-    ep_tensor out = ep_tensor_2d(r->y + first * HIDDEN, EP_DTYPE_BF16, RANK_TOKENS, HIDDEN);
-    if (ep_moe_forward(r->group, &args, &out, &result) != EP_OK) {
-        bench_fail("forward of a rank", result.error.text);
-    }
+    const bench_tokens of = {RANK_TOKENS,
+                             TOP_K,
+                             HIDDEN,
+                             r->x + first * HIDDEN,
+                             r->ids + first * TOP_K,
+                             r->scales + first * TOP_K};
+    ep_moe_args args = bench_args(&of);
+    args.mode = EP_MOE_PREFILL;
+    bench_call_us(r->group, &args, r->y + first * HIDDEN);
 }
 
 /* Every rank gets all tokens, computes its expert's share of each, and sends every rank the sums of
@@ -377,9 +345,9 @@ static void rank_main(uint32_t rank, void *checkpoints)
     }
     r.mesh = rank_mesh_open(rank, RANKS, addresses, MESH_PORT,
                             (size_t)(TOKENS * TOP_K * CAPACITY_FACTOR + 1) * ROW_BYTES);
-    r.group = open_client(urls, RANKS);
+    r.group = bench_client_open(urls, RANKS, in_chunks);
     if (rank == 0) {
-        r.single = open_client(&single, 1);
+        r.single = bench_client_open(&single, 1, in_chunks);
     }
     size_t first = (size_t)rank * RANK_TOKENS;
     r.pipeline =
@@ -416,27 +384,22 @@ static double median_of(step_kind step, const char *model, int rounds)
     return bench_quantile(us, (size_t)rounds, 0.5);
 }
 
+/* With both models. */
 static void start_node(ep_test_process *process, const char *dir, uint32_t host,
                        const char *experts, const char *const checkpoints[2], char out_url[64])
 {
-    char name[32], config_path[EP_TEST_PATH_BYTES + 32], config[1536],
-        flag[EP_TEST_PATH_BYTES + 64];
+    char name[32], both[EP_FIXTURE_PATH_BYTES + 64];
     snprintf(name, sizeof(name), "node%u-%s", host, experts);
-    snprintf(config_path, sizeof(config_path), "%s/%s.yaml", dir, name);
-    snprintf(config, sizeof(config),
-             "node_name: %s\nlisten:\n  - tcp://%s:0\ninsecure: true\nthreads: 1\nprobe_address: "
-             "''\nadmin_listen: ''\ndoor_listen: ''\n"
-             "tracing: off\nshm: off\ninflight_tokens: 65536\nmodels:\n"
-             "  - name: bench\n    path: %s\n    experts: %s\n  - name: wire\n    path: %s\n    "
-             "experts: %s\n",
-             name, shaped_net_address(host), checkpoints[0], experts, checkpoints[1], experts);
-    snprintf(flag, sizeof(flag), "--config=%s", config_path);
-    const char *args[] = {"netns", "exec", shaped_net_name(host), EP_EXPERTD_PROGRAM, flag, NULL};
-    if (!ep_test_write_file(config_path, config, 0600) ||
-        !ep_test_process_start(process, dir, name, "/usr/sbin/ip", args, NULL, true) ||
-        !ep_test_process_wait_ports(process, 60000)) {
-        bench_fail("expertd did not start", NULL);
-    }
+    snprintf(both, sizeof(both), "%s\n  - name: wire\n    path: %s\n    experts: %s", experts,
+             checkpoints[1], experts);
+    bench_node_start(&(bench_node){.name = name,
+                                   .checkpoint = checkpoints[0],
+                                   .experts = both,
+                                   .keys = "insecure: true\nthreads: 1\ntracing: off\nshm: off\n"
+                                           "inflight_tokens: 65536\n",
+                                   .address = shaped_net_address(host),
+                                   .netns = shaped_net_name(host)},
+                     dir, process);
     snprintf(out_url, 64, "%.63s", process->rpc_url);
 }
 
@@ -446,12 +409,12 @@ static void write_checkpoint(uint32_t inner, char out_path[EP_FIXTURE_PATH_BYTES
     ep_fixture_new(&fixture, out_path);
 }
 
-static void add_row(bench_report *report, const char *name, double value, const char *unit,
-                    double limit, double rival, double ratio, bench_better better, double bar)
+/* Against what the terms allow. */
+static void add_limited(bench_report *report, double value, double limit, double ratio,
+                        const char *name)
 {
-    bench_row row = bench_value(value, unit, better, bar);
+    bench_row row = bench_value(value, "us", BENCH_LOWER, 1.10);
     row.limit = limit;
-    row.rival = rival;
     row.ratio = ratio;
     bench_report_add(report, &row, "%s", name);
 }
@@ -500,19 +463,19 @@ static void part_one_caller(bench_report *report)
         serial_ratio[i] = serials[i] / totals[i];
         reached[i] = serial_ratio[i] / allowed;
     }
-    add_row(report, "gate alone", gate_us, "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
-    add_row(report, "pack and wire alone, idle", wire_us, "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
-    add_row(report, "compute alone, one core", compute_us, "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
-    add_row(report, "combine alone", combine_us, "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
-    add_row(report, "whole call against gate + max(pack + wire, compute) + combine",
-            bench_quantile(totals, ROUNDS, 0.5), "us", bench_quantile(expected, ROUNDS, 0.5), NAN,
-            bench_quantile(ratio, ROUNDS, 0.5), BENCH_LOWER, 1.10);
-    add_row(report, "step after step, fixed buffers: times slower",
-            bench_quantile(serials, ROUNDS, 0.5), "us", NAN, bench_quantile(totals, ROUNDS, 0.5),
-            bench_quantile(serial_ratio, ROUNDS, 0.5), BENCH_HIGHER, NAN);
-    add_row(report, "share reached of the largest gain the terms allow",
-            bench_quantile(reached, ROUNDS, 0.5), "", NAN, NAN,
-            bench_quantile(reached, ROUNDS, 0.5), BENCH_HIGHER, 0.90);
+    bench_report_value(report, gate_us, "us", BENCH_LOWER, NAN, "gate alone");
+    bench_report_value(report, wire_us, "us", BENCH_LOWER, NAN, "pack and wire alone, idle");
+    bench_report_value(report, compute_us, "us", BENCH_LOWER, NAN, "compute alone, one core");
+    bench_report_value(report, combine_us, "us", BENCH_LOWER, NAN, "combine alone");
+    add_limited(report, bench_quantile(totals, ROUNDS, 0.5), bench_quantile(expected, ROUNDS, 0.5),
+                bench_quantile(ratio, ROUNDS, 0.5),
+                "whole call against gate + max(pack + wire, compute) + combine");
+    bench_report_rival(report, bench_quantile(serials, ROUNDS, 0.5), "us",
+                       bench_quantile(totals, ROUNDS, 0.5),
+                       bench_quantile(serial_ratio, ROUNDS, 0.5), BENCH_HIGHER, NAN,
+                       "step after step, fixed buffers: times slower");
+    bench_report_value(report, bench_quantile(reached, ROUNDS, 0.5), "", BENCH_HIGHER, 0.90,
+                       "share reached of the largest gain the terms allow");
 }
 
 static void part_ranks(bench_report *report)
@@ -531,11 +494,12 @@ static void part_ranks(bench_report *report)
         theirs[i] = timed(STEP_RANK_GATHER, "");
         ratio[i] = theirs[i] / ours[i];
     }
-    add_row(report, "eight ranks: compute alone, one core for all", compute_us, "us", NAN, NAN, NAN,
-            BENCH_LOWER, NAN);
-    add_row(report, "eight ranks, top-2 of 8: all-gather + reduce-scatter, times slower",
-            bench_quantile(ours, ROUNDS, 0.5), "us", NAN, bench_quantile(theirs, ROUNDS, 0.5),
-            bench_quantile(ratio, ROUNDS, 0.5), BENCH_HIGHER, 1.71);
+    bench_report_value(report, compute_us, "us", BENCH_LOWER, NAN,
+                       "eight ranks: compute alone, one core for all");
+    bench_report_rival(report, bench_quantile(ours, ROUNDS, 0.5), "us",
+                       bench_quantile(theirs, ROUNDS, 0.5), bench_quantile(ratio, ROUNDS, 0.5),
+                       BENCH_HIGHER, 1.71,
+                       "eight ranks, top-2 of 8: all-gather + reduce-scatter, times slower");
 }
 
 static void part_group(bench_report *report)
@@ -556,16 +520,17 @@ static void part_group(bench_report *report)
         gain[i] = blocking[i] / totals[i];
         ratio[i] = totals[i] / larger[i];
     }
-    add_row(report, "group, two micro-batches: compute alone, a device for each rank", compute_us,
-            "us", NAN, NAN, NAN, BENCH_LOWER, NAN);
-    add_row(report, "group, two micro-batches: exchange alone", exchange_us, "us", NAN, NAN, NAN,
-            BENCH_LOWER, NAN);
-    add_row(report, "group, two micro-batches: blocking, times slower than begun and finished",
-            bench_quantile(totals, ROUNDS, 0.5), "us", NAN, bench_quantile(blocking, ROUNDS, 0.5),
-            bench_quantile(gain, ROUNDS, 0.5), BENCH_HIGHER, 1.71);
-    add_row(report, "group, two micro-batches: against max(exchange, compute)",
-            bench_quantile(totals, ROUNDS, 0.5), "us", bench_quantile(larger, ROUNDS, 0.5), NAN,
-            bench_quantile(ratio, ROUNDS, 0.5), BENCH_LOWER, 1.10);
+    bench_report_value(report, compute_us, "us", BENCH_LOWER, NAN,
+                       "group, two micro-batches: compute alone, a device for each rank");
+    bench_report_value(report, exchange_us, "us", BENCH_LOWER, NAN,
+                       "group, two micro-batches: exchange alone");
+    bench_report_rival(report, bench_quantile(totals, ROUNDS, 0.5), "us",
+                       bench_quantile(blocking, ROUNDS, 0.5), bench_quantile(gain, ROUNDS, 0.5),
+                       BENCH_HIGHER, 1.71,
+                       "group, two micro-batches: blocking, times slower than begun and finished");
+    add_limited(report, bench_quantile(totals, ROUNDS, 0.5), bench_quantile(larger, ROUNDS, 0.5),
+                bench_quantile(ratio, ROUNDS, 0.5),
+                "group, two micro-batches: against max(exchange, compute)");
 }
 
 int main(int argc, char **argv)

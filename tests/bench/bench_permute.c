@@ -19,8 +19,7 @@
 
 #include "base/buffer.h"
 #include "base/check.h"
-#include "base/random.h"
-#include "bench/bench_report.h"
+#include "bench/bench_service.h"
 #include "expertd/permute.h"
 #include "call/flow.h"
 #include "moe/row_stream.h"
@@ -37,6 +36,7 @@
 
 static int32_t ids[SLOTS];
 static uint32_t slot_of[SLOTS], token_of[SLOTS], begins[EXPERTS + 1], node_begins[NODES_MAX + 1];
+static float scales[SLOTS];
 static uint16_t *x, *expanded;
 
 typedef struct packed {
@@ -47,40 +47,16 @@ typedef struct packed {
     uint64_t chunk_max; /* request or reply, with its fixed part and header at their most */
 } packed;
 
-static void make_ids(void)
-{
-    uint64_t state = 1;
-    for (uint32_t t = 0; t < TOKENS; t++) {
-        for (uint32_t k = 0; k < TOP_K; k++) {
-            bool taken;
-            do {
-                ids[t * TOP_K + k] = (int32_t)(ep_splitmix64(&state) % EXPERTS);
-                taken = false;
-                for (uint32_t j = 0; j < k; j++) {
-                    taken = taken || ids[t * TOP_K + j] == ids[t * TOP_K + k];
-                }
-            } while (taken);
-        }
-    }
-}
-
 /* ---- plan and pack, as the client does it ---- */
 
 static void pack(uint32_t hidden, uint32_t nodes, ep_routing_plan *plan, ep_buffer_pool *pool,
                  packed *out)
 {
-    static const float scales[SLOTS];
     ep_layer_shape shape = {.hidden = hidden, .experts = EXPERTS, .top_k = TOP_K};
     ep_routing_layer layer = {.shape = shape};
-    ep_batch batch = {.tokens = TOKENS,
-                      .top_k = TOP_K,
-                      .hidden = hidden,
-                      .x = {x, hidden * 2, EP_DTYPE_BF16},
-                      .ids = {ids, TOP_K * 4, EP_DTYPE_I32},
-                      .scales = {scales, TOP_K * 4, EP_DTYPE_F32},
-                      .shared_source = EP_SHARED_NONE,
-                      .wire_dtype = EP_DTYPE_BF16,
-                      .out_dtype = EP_DTYPE_BF16};
+    const bench_tokens of = {TOKENS, TOP_K, hidden, x, ids, scales};
+    ep_batch batch = bench_batch(&of);
+    batch.shared_source = EP_SHARED_NONE;
     ep_flow_limits limits = {.frame_bytes_max = 16u << 20,
                              .chunk_bytes_max = CHUNK_BYTES_MAX,
                              .window_bytes_max = SIZE_MAX};
@@ -234,35 +210,23 @@ static double permute_us(uint32_t hidden)
     return bench_now_us() - begin;
 }
 
-static void add(bench_report *report, const char *name, double value, const char *unit,
-                double rival, double ratio, bench_better better, double bar)
-{
-    bench_row row = bench_value(value, unit, better, bar);
-    row.rival = rival;
-    row.ratio = ratio;
-    bench_report_add(report, &row, "%s", name);
-}
-
 static void add_counts(bench_report *report, const char *what, const packed *p)
 {
-    char name[96];
-    snprintf(name, sizeof(name), "%s, frames", what);
-    add(report, name, (double)p->frames, "frames", SLOTS, (double)p->frames / SLOTS, BENCH_LOWER,
-        0.22);
-    snprintf(name, sizeof(name), "%s, rows sent", what);
-    add(report, name, (double)p->rows, "rows", SLOTS, (double)p->rows / SLOTS, BENCH_LOWER, NAN);
-    snprintf(name, sizeof(name), "%s, metadata per slot", what);
-    add(report, name, (double)p->meta_bytes / (double)p->slots, "bytes", NAN, NAN, BENCH_LOWER, 12);
-    snprintf(name, sizeof(name), "%s, largest chunk against its limit", what);
+    bench_report_rival(report, (double)p->frames, "frames", SLOTS, NAN, BENCH_LOWER, 0.22,
+                       "%s, frames", what);
+    bench_report_rival(report, (double)p->rows, "rows", SLOTS, NAN, BENCH_LOWER, NAN,
+                       "%s, rows sent", what);
+    bench_report_value(report, (double)p->meta_bytes / (double)p->slots, "bytes", BENCH_LOWER, 12,
+                       "%s, metadata per slot", what);
     bench_row row = bench_value((double)p->chunk_max, "bytes", BENCH_LOWER, 1.0);
     row.limit = (double)CHUNK_BYTES_MAX;
-    bench_report_add(report, &row, "%s", name);
+    bench_report_add(report, &row, "%s, largest chunk against its limit", what);
 }
 
 static void bench_case(bench_report *report, uint32_t hidden, uint32_t nodes, ep_buffer_pool *pool)
 {
     double ours[ROUNDS], rival[ROUNDS], times[ROUNDS], least[ROUNDS], reachable[ROUNDS];
-    char what[48], name[96];
+    char what[48];
     packed p;
     ep_routing_plan plan;
     ep_routing_plan_init(&plan);
@@ -283,9 +247,8 @@ static void bench_case(bench_report *report, uint32_t hidden, uint32_t nodes, ep
     row.rival = bench_quantile(rival, ROUNDS, 0.5);
     row.ratio = 1.0 / bench_quantile(times, ROUNDS, 0.5);
     bench_report_add(report, &row, "%s, plan and pack", what);
-    snprintf(name, sizeof(name), "%s, writing the packed rows alone", what);
-    add(report, name, row.limit, "us", row.rival, bench_quantile(reachable, ROUNDS, 0.5),
-        BENCH_LOWER, NAN);
+    bench_report_rival(report, row.limit, "us", row.rival, bench_quantile(reachable, ROUNDS, 0.5),
+                       BENCH_LOWER, NAN, "%s, writing the packed rows alone", what);
     add_counts(report, what, &p);
     ep_routing_plan_fini(&plan);
 }
@@ -293,16 +256,15 @@ static void bench_case(bench_report *report, uint32_t hidden, uint32_t nodes, ep
 static void bench_permute(bench_report *report, uint32_t hidden)
 {
     double ours[ROUNDS], rival[ROUNDS], times[ROUNDS];
-    char name[96];
     permute_us(hidden);
     for (int r = 0; r < ROUNDS; r++) {
         ours[r] = permute_us(hidden);
         rival[r] = passes_us(hidden, 1);
         times[r] = ours[r] / rival[r];
     }
-    snprintf(name, sizeof(name), "H = %u, ep_moe_permute (every slot's row)", hidden);
-    add(report, name, bench_quantile(ours, ROUNDS, 0.5), "us", bench_quantile(rival, ROUNDS, 0.5),
-        bench_quantile(times, ROUNDS, 0.5), BENCH_LOWER, NAN);
+    bench_report_rival(report, bench_quantile(ours, ROUNDS, 0.5), "us",
+                       bench_quantile(rival, ROUNDS, 0.5), bench_quantile(times, ROUNDS, 0.5),
+                       BENCH_LOWER, NAN, "H = %u, ep_moe_permute (every slot's row)", hidden);
 }
 
 int main(int argc, char **argv)
@@ -310,10 +272,11 @@ int main(int argc, char **argv)
     static const uint32_t hiddens[] = {2048, 7168};
     static const uint32_t node_counts[] = {2, 4, 8};
     ep_buffer_pool *pool;
+    uint64_t seed = 1;
     bench_report *report =
         bench_report_create("Permute and pack, 4096 tokens top-8 of 256, bf16: against sort, "
                             "slice, divide, gather as separate passes");
-    make_ids();
+    bench_draw_routing(&seed, TOKENS, TOP_K, EXPERTS, ids, scales);
     EP_ASSERT(ep_buffer_pool_create(0, 256u << 20, &pool) == EP_OK);
     for (size_t h = 0; h < EP_ARRAY_COUNT(hiddens); h++) {
         size_t row = (size_t)hiddens[h] * 2;

@@ -69,9 +69,9 @@ static void report_balance(bench_report *report, heat_family family, double para
         draw(l, family, parameter, 256, 32, 288, seed * 7919 + 1);
         worst = fmax(worst, place(l) / ep_balance_bound(&l->in, true));
     }
-    bench_row row = bench_value(worst, "of the bound", BENCH_LOWER, 1.002);
-    bench_report_add(report, &row, "256 experts, 32 nodes, 288 slots, %s %.1f: worst of %u",
-                     heat_family_name(family), parameter, seeds);
+    bench_report_value(report, worst, "of the bound", BENCH_LOWER, 1.002,
+                       "256 experts, 32 nodes, 288 slots, %s %.1f: worst of %u",
+                       heat_family_name(family), parameter, seeds);
 }
 
 static void report_time(bench_report *report, const char *what, uint32_t count, uint32_t experts,
@@ -89,9 +89,8 @@ static void report_time(bench_report *report, const char *what, uint32_t count, 
         }
         ms[round] = (bench_now_us() - begin) * 1e-3;
     }
-    bench_row row = bench_value(bench_quantile(ms, ROUNDS, 0.5), "ms", BENCH_LOWER, bar);
-    bench_report_add(report, &row, "%s of %u experts over %u nodes, %u slots", what, experts, nodes,
-                     copies);
+    bench_report_value(report, bench_quantile(ms, ROUNDS, 0.5), "ms", BENCH_LOWER, bar,
+                       "%s of %u experts over %u nodes, %u slots", what, experts, nodes, copies);
 }
 
 int main(int argc, char **argv)

@@ -284,10 +284,8 @@ static double take_us(service *s, const batch *batches, uint32_t count, uint32_t
 
 static void add_row(const char *name, double value, const char *unit, double rival)
 {
-    bench_row row = bench_value(value, unit, BENCH_LOWER, BAR);
-    row.rival = rival;
-    row.ratio = fmax(value / rival, rival / value);
-    bench_report_add(report, &row, "%s", name);
+    bench_report_rival(report, value, unit, rival, fmax(value / rival, rival / value), BENCH_LOWER,
+                       BAR, "%s", name);
 }
 
 /* Busiest node over the mean, by the rows that nodes computed of all batches. */

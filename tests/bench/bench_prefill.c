@@ -27,17 +27,13 @@
 #include <string.h>
 
 #include "base/buffer.h"
-#include "base/clock.h"
 #include "base/numeric.h"
-#include "base/random.h"
-#include "bench/bench_report.h"
+#include "bench/bench_service.h"
 #include "bench/layer_local.h"
 #include "bench/rank_board.h"
 #include "bench/rank_mesh.h"
-#include "expertd/client.h"
 #include "moe/combine.h"
 #include "support/checkpoint_fixture.h"
-#include "support/process.h"
 
 #define RANKS 8
 #define HIDDEN 1024
@@ -117,37 +113,11 @@ static uint32_t capacity(void)
 
 /* ---- a rank ---- */
 
-/* TOP_K distinct experts of each token, all as likely; scales of about 1 / K. */
-static void draw_routing(uint32_t rank, int32_t *ids, float *scales)
-{
-    uint64_t seed = 100 + rank;
-    for (uint32_t t = 0; t < TOKENS; t++) {
-        int32_t deck[EXPERTS];
-        for (int32_t e = 0; e < EXPERTS; e++) {
-            deck[e] = e;
-        }
-        for (uint32_t k = 0; k < TOP_K; k++) {
-            uint32_t pick = k + (uint32_t)(ep_splitmix64(&seed) % (EXPERTS - k));
-            int32_t id = deck[pick];
-            deck[pick] = deck[k];
-            ids[t * TOP_K + k] = id;
-            scales[t * TOP_K + k] = (float)(ep_splitmix64(&seed) >> 40) * 0x1p-26f;
-        }
-    }
-}
-
 static ep_batch batch_of(uint32_t tokens, uint32_t top_k, const uint16_t *x, const int32_t *ids,
                          const float *scales)
 {
-    return (ep_batch){.tokens = tokens,
-                      .top_k = top_k,
-                      .hidden = HIDDEN,
-                      .x = {.data = x, .stride_bytes = ROW_BYTES, .dtype = EP_DTYPE_BF16},
-                      .ids = {.data = ids, .stride_bytes = top_k * 4, .dtype = EP_DTYPE_I32},
-                      .scales = {.data = scales, .stride_bytes = top_k * 4, .dtype = EP_DTYPE_F32},
-                      .shared_source = EP_SHARED_SERVICE,
-                      .wire_dtype = EP_DTYPE_BF16,
-                      .out_dtype = EP_DTYPE_BF16};
+    const bench_tokens of = {tokens, top_k, HIDDEN, x, ids, scales};
+    return bench_batch(&of);
 }
 
 static void run_local(rank_state *r, const ep_batch *batch, uint16_t *out)
@@ -170,14 +140,14 @@ static void fill_inputs(rank_state *r)
     r->rows = bench_room((size_t)SLOTS * sizeof(*r->rows));
     r->ones = bench_room(capacity() * sizeof(float));
     r->scratch = bench_room(ep_combine_scratch_floats(HIDDEN) * sizeof(float));
-    for (size_t i = 0; i < (size_t)TOKENS * HIDDEN; i++) {
-        r->x[i] = ep_f32_to_bf16((float)(int32_t)ep_splitmix64(&seed) * 0x1p-31f);
-    }
+    bench_draw_rows(&seed, (size_t)TOKENS * HIDDEN, r->x);
     for (uint32_t i = 0; i < capacity(); i++) {
         r->ones[i] = 1;
     }
     for (uint32_t from = 0; from < RANKS; from++) {
-        draw_routing(from, r->all_ids + (size_t)from * SLOTS, r->all_scales + (size_t)from * SLOTS);
+        seed = 100 + from;
+        bench_draw_routing(&seed, TOKENS, TOP_K, EXPERTS, r->all_ids + (size_t)from * SLOTS,
+                           r->all_scales + (size_t)from * SLOTS);
     }
     memcpy(r->ids, r->all_ids + (size_t)r->rank * SLOTS, (size_t)SLOTS * sizeof(*r->ids));
     for (size_t i = 0; i < (size_t)RANKS * SLOTS; i++) {
@@ -219,32 +189,21 @@ static void exchange(rank_state *r, uint8_t *areas, const uint8_t *data, size_t 
 /* The first tokens of the rank's; the time it took. */
 static double run_service(rank_state *r, uint32_t tokens, ep_moe_tokens_func on_tokens, void *arg)
 {
-    ep_moe_args args;
-    ep_moe_result result = {.struct_bytes = sizeof(result)};
-    ep_moe_args_init(&args);
-    args.model = "bench";
-    args.x = ep_tensor_2d(r->x, EP_DTYPE_BF16, tokens, HIDDEN);
-    args.expert_ids = ep_tensor_2d(r->ids, EP_DTYPE_I32, tokens, TOP_K);
-    args.expert_scales = ep_tensor_2d(r->scales, EP_DTYPE_F32, tokens, TOP_K);
+    const bench_tokens of = {tokens, TOP_K, HIDDEN, r->x, r->ids, r->scales};
+    ep_moe_args args = bench_args(&of);
     args.mode = EP_MOE_PREFILL;
-    args.deadline_us = 600000000;
     args.on_tokens = on_tokens;
     args.on_tokens_arg = arg;
-    ep_tensor out = ep_tensor_2d(r->y, EP_DTYPE_BF16, tokens, HIDDEN);
-    uint64_t begin_ns = ep_clock_now_ns();
-    if (ep_moe_forward(r->client, &args, &out, &result) != EP_OK) {
-        bench_fail("forward", result.error.text);
-    }
-    return (double)(ep_clock_now_ns() - begin_ns) / EP_NS_PER_US;
+    return bench_call_us(r->client, &args, r->y);
 }
 
 static void on_tokens(void *arg, ep_call *call, uint32_t first, uint32_t count)
 {
-    uint64_t *first_ns = arg;
+    double *first_us = arg;
     (void)call;
     (void)count;
     notes->stream_ranges = first == 0 ? 1 : notes->stream_ranges + 1;
-    *first_ns = first == 0 ? ep_clock_now_ns() : *first_ns;
+    *first_us = first == 0 ? bench_now_us() : *first_us;
 }
 
 static void run_stream(rank_state *r)
@@ -252,12 +211,12 @@ static void run_stream(rank_state *r)
     notes->stream_is_exact = true;
     for (int i = -1; i < STREAM_ROUNDS; i++) { /* the first is not counted */
         int at = i < 0 ? 0 : i;
-        uint64_t first_ns = 0;
+        double first_us = 0;
         notes->plain_us[at] = run_service(r, STREAM_TOKENS, NULL, NULL);
         memset(r->y, 0xff, TOKEN_BYTES);
-        uint64_t begin_ns = ep_clock_now_ns();
-        notes->streamed_us[at] = run_service(r, STREAM_TOKENS, on_tokens, &first_ns);
-        notes->first_us[at] = (double)(first_ns - begin_ns) / EP_NS_PER_US;
+        const double begin_us = bench_now_us();
+        notes->streamed_us[at] = run_service(r, STREAM_TOKENS, on_tokens, &first_us);
+        notes->first_us[at] = first_us - begin_us;
         notes->stream_is_exact =
             notes->stream_is_exact && memcmp(r->y, r->expected, STREAM_TOKENS * ROW_BYTES) == 0;
     }
@@ -422,36 +381,22 @@ static void note_form(rank_state *r, form f)
     memset(r->y, 0xff, TOKEN_BYTES);
 }
 
-static ep_client *open_client(void)
+static void over_stream(ep_client_config *config)
 {
-    ep_client *client = NULL;
-    ep_client_config config;
-    ep_error error;
-    const char *urls[RANKS];
-    for (uint32_t i = 0; i < RANKS; i++) {
-        urls[i] = notes->urls[i];
-    }
-    ep_client_config_init(&config);
-    config.node_urls = urls;
-    config.node_urls_count = RANKS;
-    config.lanes = "stream";
-    if (ep_client_create(&config, &client, &error) != EP_OK ||
-        ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
-        bench_fail("client", error.text);
-    }
-    return client;
+    config->lanes = "stream";
 }
 
 static void rank_main(uint32_t rank, void *arg)
 {
     static rank_state r;
     char addresses[RANKS][32];
-    const char *address_list[RANKS];
+    const char *address_list[RANKS], *urls[RANKS];
     ep_error error;
     r.rank = rank;
     for (uint32_t i = 0; i < RANKS; i++) {
         snprintf(addresses[i], sizeof(addresses[i]), "127.0.1.%u", i + 1);
         address_list[i] = addresses[i];
+        urls[i] = notes->urls[i];
     }
     if (layer_local_open(arg, 0, 1, &r.local, &error) != EP_OK) {
         bench_fail("local layer", error.text);
@@ -463,7 +408,7 @@ static void rank_main(uint32_t rank, void *arg)
         }
     }
     r.mesh = rank_mesh_open(rank, RANKS, address_list, MESH_PORT, 0);
-    r.client = open_client();
+    r.client = bench_client_open(urls, RANKS, over_stream);
     for (int f; (f = rank_board_next(board)) != RANK_BOARD_END; rank_board_done(board)) {
         if (f == STEP_STREAM) {
             if (rank == 0) {
@@ -485,53 +430,15 @@ static void rank_main(uint32_t rank, void *arg)
 static void start_node(ep_test_process *process, const char *dir, uint32_t node,
                        const char *checkpoint)
 {
-    char name[16], config_path[EP_TEST_PATH_BYTES + 32], config[1536],
-        flag[EP_TEST_PATH_BYTES + 64];
+    char name[16], experts[32];
     snprintf(name, sizeof(name), "node%u", node);
-    snprintf(config_path, sizeof(config_path), "%s/%s.yaml", dir, name);
-    snprintf(config, sizeof(config),
-             "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\ninsecure: true\nthreads: "
-             "1\nprobe_address: 127.0.0.1:0\nadmin_listen: ''\n"
-             "door_listen: ''\ntracing: off\nshm: off\nmodels:\n  - name: bench\n    path: %s\n    "
-             "experts: %u-%u\n",
-             name, checkpoint, node * RANK_EXPERTS, (node + 1) * RANK_EXPERTS - 1);
-    snprintf(flag, sizeof(flag), "--config=%s", config_path);
-    const char *args[] = {flag, NULL};
-    if (!ep_test_write_file(config_path, config, 0600) ||
-        !ep_test_process_start(process, dir, name, EP_EXPERTD_PROGRAM, args, NULL, true) ||
-        !ep_test_process_wait_ports(process, 60000)) {
-        bench_fail("expertd did not start", NULL);
-    }
+    snprintf(experts, sizeof(experts), "%u-%u", node * RANK_EXPERTS, (node + 1) * RANK_EXPERTS - 1);
+    bench_node_start(&(bench_node){.name = name,
+                                   .checkpoint = checkpoint,
+                                   .experts = experts,
+                                   .keys = "insecure: true\nthreads: 1\ntracing: off\nshm: off\n"},
+                     dir, process);
     snprintf(notes->urls[node], sizeof(notes->urls[node]), "%.63s", process->rpc_url);
-}
-
-static uint64_t node_peak_bytes(const ep_test_process *process)
-{
-    const char *name = "\nexpertd_buffer_bytes_peak ";
-    char *body = NULL;
-    if (ep_test_http_get(process->probe_url, "/metrics", &body) != 200 || body == NULL ||
-        strstr(body, name) == NULL) {
-        bench_fail("no expertd_buffer_bytes_peak at /metrics", NULL);
-        return 0;
-    }
-    uint64_t bytes = (uint64_t)strtod(strstr(body, name) + strlen(name), NULL);
-    free(body);
-    return bytes;
-}
-
-static void write_checkpoint(char out_path[EP_FIXTURE_PATH_BYTES])
-{
-    const ep_fixture_config fixture = ep_fixture_layer(HIDDEN, INNER, EXPERTS, TOP_K);
-    ep_fixture_new(&fixture, out_path);
-}
-
-static void add_row(bench_report *report, const char *name, double value, const char *unit,
-                    double rival, double ratio, bench_better better, double bar)
-{
-    bench_row row = bench_value(value, unit, better, bar);
-    row.rival = rival;
-    row.ratio = ratio;
-    bench_report_add(report, &row, "%s", name);
 }
 
 static double largest_of(const double values[RANKS])
@@ -557,19 +464,17 @@ static double peak_of(form f, const uint64_t node_bytes[RANKS])
 static void add_memory(bench_report *report, const ep_test_process nodes[RANKS])
 {
     uint64_t node_bytes[RANKS], node_most = 0;
-    char name[96];
     for (uint32_t i = 0; i < RANKS; i++) {
-        node_bytes[i] = node_peak_bytes(&nodes[i]);
+        node_bytes[i] = (uint64_t)bench_metric(&nodes[i], "expertd_buffer_bytes_peak");
         node_most = node_bytes[i] > node_most ? node_bytes[i] : node_most;
     }
     double ours = peak_of(FORM_SERVICE, node_bytes);
-    add_row(report, "peak of exchange buffers, the node's part", (double)node_most / 0x1p20, "MiB",
-            NAN, NAN, BENCH_LOWER, NAN);
+    bench_report_value(report, (double)node_most / 0x1p20, "MiB", BENCH_LOWER, NAN,
+                       "peak of exchange buffers, the node's part");
     for (form other = FORM_GATHER; other < FORM_COUNT; other++) {
         double theirs = peak_of(other, node_bytes);
-        snprintf(name, sizeof(name), "peak of exchange buffers: %s", form_names[other]);
-        add_row(report, name, ours / 0x1p20, "MiB", theirs / 0x1p20, ours / theirs, BENCH_LOWER,
-                BAR);
+        bench_report_rival(report, ours / 0x1p20, "MiB", theirs / 0x1p20, ours / theirs,
+                           BENCH_LOWER, BAR, "peak of exchange buffers: %s", form_names[other]);
     }
 }
 
@@ -577,7 +482,6 @@ static void add_speed(bench_report *report, double us[FORM_COUNT][ROUNDS])
 {
     const double tokens = 1e6 * RANKS * TOKENS;
     double ratio[FORM_COUNT], median[FORM_COUNT], ratios[ROUNDS];
-    char name[96];
     for (int f = FORM_GATHER; f < FORM_COUNT; f++) {
         for (int i = 0; i < ROUNDS; i++) {
             ratios[i] = us[f][i] / us[FORM_SERVICE][i];
@@ -588,9 +492,8 @@ static void add_speed(bench_report *report, double us[FORM_COUNT][ROUNDS])
         median[f] = bench_quantile(us[f], ROUNDS, 0.5); /* sorts */
     }
     for (int f = FORM_GATHER; f < FORM_COUNT; f++) {
-        snprintf(name, sizeof(name), "tokens: %s", form_names[f]);
-        add_row(report, name, tokens / median[FORM_SERVICE], "/s", tokens / median[f], ratio[f],
-                BENCH_HIGHER, NAN);
+        bench_report_rival(report, tokens / median[FORM_SERVICE], "/s", tokens / median[f],
+                           ratio[f], BENCH_HIGHER, NAN, "tokens: %s", form_names[f]);
     }
 }
 
@@ -604,25 +507,24 @@ static void add_stream(bench_report *report)
     double first = bench_quantile(notes->first_us, STREAM_ROUNDS, 0.5);
     double whole = bench_quantile(notes->streamed_us, STREAM_ROUNDS, 0.5);
     double plain = bench_quantile(notes->plain_us, STREAM_ROUNDS, 0.5);
-    add_row(report, "on_tokens, 2048 tokens: first tokens, of the whole call", first, "us", whole,
-            bench_quantile(share, STREAM_ROUNDS, 0.5), BENCH_LOWER, STREAM_BAR);
-    add_row(report, "on_tokens, 2048 tokens: the call, without it", whole, "us", plain,
-            bench_quantile(cost, STREAM_ROUNDS, 0.5), BENCH_LOWER, NAN);
-    add_row(report, "on_tokens, 2048 tokens: ranges", notes->stream_ranges, "", NAN, NAN,
-            BENCH_HIGHER, NAN);
-    add_row(report, "on_tokens, 2048 tokens: calls with other bits", !notes->stream_is_exact, "",
-            NAN, NAN, BENCH_LOWER, 0);
+    bench_report_rival(report, first, "us", whole, bench_quantile(share, STREAM_ROUNDS, 0.5),
+                       BENCH_LOWER, STREAM_BAR,
+                       "on_tokens, 2048 tokens: first tokens, of the whole call");
+    bench_report_rival(report, whole, "us", plain, bench_quantile(cost, STREAM_ROUNDS, 0.5),
+                       BENCH_LOWER, NAN, "on_tokens, 2048 tokens: the call, without it");
+    bench_report_value(report, notes->stream_ranges, "", BENCH_HIGHER, NAN,
+                       "on_tokens, 2048 tokens: ranges");
+    bench_report_value(report, !notes->stream_is_exact, "", BENCH_LOWER, 0,
+                       "on_tokens, 2048 tokens: calls with other bits");
 }
 
 /* Against the layer in one process. Sums of eight partial sums, each rounded to bf16, are not the
  * canonical ones: they differ by a few units of its last place. */
 static void add_errors(bench_report *report)
 {
-    char name[96];
     for (int f = 0; f < FORM_COUNT; f++) {
-        snprintf(name, sizeof(name), "%s, error", form_names[f]);
-        add_row(report, name, largest_of(notes->error[f]), "", NAN, NAN, BENCH_LOWER,
-                f == FORM_GATHER ? 0.02 : 0);
+        bench_report_value(report, largest_of(notes->error[f]), "", BENCH_LOWER,
+                           f == FORM_GATHER ? 0.02 : 0, "%s, error", form_names[f]);
     }
 }
 
@@ -634,7 +536,8 @@ int main(int argc, char **argv)
     if (!ep_test_dir_create(dir)) {
         bench_fail("directory", NULL);
     }
-    write_checkpoint(checkpoint);
+    const ep_fixture_config fixture = ep_fixture_layer(HIDDEN, INNER, EXPERTS, TOP_K);
+    ep_fixture_new(&fixture, checkpoint);
     notes = rank_board_memory(sizeof(*notes));
     board = rank_board_create(RANKS);
     for (uint32_t n = 0; n < RANKS; n++) {

@@ -71,23 +71,40 @@ bench_row bench_value(double value, const char *unit, bench_better better, doubl
                        .bar = bar};
 }
 
-void bench_report_add(bench_report *report, const bench_row *row, const char *name, ...)
+static void add(bench_report *report, const bench_row *row, const char *name, va_list args)
 {
-    va_list args;
     report->rows = realloc(report->rows, (report->count + 1) * sizeof(*row));
     if (report->rows == NULL) {
         abort();
     }
     bench_row *added = &report->rows[report->count++];
     *added = *row;
-    va_start(args, name);
     vsnprintf(added->name, sizeof(added->name), name, args);
-    va_end(args);
     if (isnan(added->ratio)) {
         double other = !isnan(row->limit) ? row->limit : row->rival;
         added->ratio = !isnan(other) && other != 0 ? row->value / other : NAN;
     }
     print_row(added);
+}
+
+void bench_report_add(bench_report *report, const bench_row *row, const char *name, ...)
+{
+    va_list args;
+    va_start(args, name);
+    add(report, row, name, args);
+    va_end(args);
+}
+
+void bench_report_rival(bench_report *report, double value, const char *unit, double rival,
+                        double ratio, bench_better better, double bar, const char *name, ...)
+{
+    bench_row row = bench_value(value, unit, better, bar);
+    va_list args;
+    row.rival = rival;
+    row.ratio = ratio;
+    va_start(args, name);
+    add(report, &row, name, args);
+    va_end(args);
 }
 
 static json_t *number(double value)

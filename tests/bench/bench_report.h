@@ -12,6 +12,7 @@
 #ifndef EP_BENCH_REPORT_H
 #define EP_BENCH_REPORT_H
 
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -37,6 +38,13 @@ bench_row bench_value(double value, const char *unit, bench_better better, doubl
 /* Prints the row; the name as printf takes it. */
 __attribute__((format(printf, 3, 4))) void
 bench_report_add(bench_report *report, const bench_row *row, const char *name, ...);
+/* A row with a rival (ratio NAN: computed), and one without. */
+__attribute__((format(printf, 8, 9))) void bench_report_rival(bench_report *report, double value,
+                                                              const char *unit, double rival,
+                                                              double ratio, bench_better better,
+                                                              double bar, const char *name, ...);
+#define bench_report_value(report, value, unit, better, bar, ...)                                  \
+    bench_report_rival(report, value, unit, NAN, NAN, better, bar, __VA_ARGS__)
 /* Writes json_path (NULL: does not), frees. Returns the exit status: 1 when a bar was missed or
  * writing failed. */
 int bench_report_finish(bench_report *report, const char *json_path);

@@ -447,14 +447,14 @@ static void bench_starts(bench_report *report)
                early[p]);
         fflush(stdout);
     }
-    bench_row row = bench_value(bench_quantile(gain, PAIRS, 0.5), "x", BENCH_HIGHER, 3);
-    bench_report_add(report, &row, "second start: times as fast as the first");
-    row = bench_value(bench_quantile(seconds, PAIRS, 0.5) / 1e3, "ms", BENCH_HIGHER, 0.8);
+    bench_report_value(report, bench_quantile(gain, PAIRS, 0.5), "x", BENCH_HIGHER, 3,
+                       "second start: times as fast as the first");
+    bench_row row = bench_value(bench_quantile(seconds, PAIRS, 0.5) / 1e3, "ms", BENCH_HIGHER, 0.8);
     row.limit = bench_quantile(reads, PAIRS, 0.5) / 1e3;
     row.ratio = bench_quantile(share, PAIRS, 0.5);
     bench_report_add(report, &row, "second start: part of reading the files alone");
-    row = bench_value(bench_quantile(early, PAIRS, 0.5), "x", BENCH_LOWER, 1.5);
-    bench_report_add(report, &row, "first call after ready, of the steady median");
+    bench_report_value(report, bench_quantile(early, PAIRS, 0.5), "x", BENCH_LOWER, 1.5,
+                       "first call after ready, of the steady median");
 }
 
 int main(int argc, char **argv)
@@ -487,7 +487,6 @@ int main(int argc, char **argv)
     printf("%llu calls compared, through experts packed from the checkpoint, from packed files, "
            "and evicted and loaded again\n",
            (unsigned long long)calls);
-    const bench_row row = bench_value((double)wrong_calls, "", BENCH_LOWER, 0);
-    bench_report_add(report, &row, "calls with wrong bits");
+    bench_report_value(report, (double)wrong_calls, "", BENCH_LOWER, 0, "calls with wrong bits");
     return bench_report_finish(report, argc > 1 ? argv[1] : NULL);
 }

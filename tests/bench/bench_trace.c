@@ -28,11 +28,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/numeric.h"
 #include "base/random.h"
-#include "bench/bench_report.h"
-#include "expertd/client.h"
+#include "bench/bench_service.h"
 #include "observe/trace.h"
 #include "support/checkpoint_fixture.h"
 #include "support/lttng.h"
@@ -59,42 +56,12 @@ static uint16_t x[TOKENS_MAX * HIDDEN], y[TOKENS_MAX * HIDDEN];
 static int32_t ids[BATCHES][TOKENS_MAX * TOP_K];
 static float scales[TOKENS_MAX * TOP_K];
 
-static void make_inputs(void)
-{
-    uint64_t seed = 5;
-    for (size_t i = 0; i < (size_t)TOKENS_MAX * HIDDEN; i++) {
-        x[i] = ep_f32_to_bf16((float)(int32_t)ep_splitmix64(&seed) * 0x1p-31f);
-    }
-    for (size_t i = 0; i < BATCHES * (size_t)TOKENS_MAX; i++) {
-        int32_t *row = &ids[i / TOKENS_MAX][i % TOKENS_MAX * TOP_K];
-        for (size_t k = 0; k < TOP_K; k++) {
-            bool taken;
-            do {
-                row[k] = (int32_t)(ep_splitmix64(&seed) % EXPERTS);
-                taken = false;
-                for (size_t j = 0; j < k; j++) {
-                    taken |= row[j] == row[k];
-                }
-            } while (taken);
-        }
-    }
-    for (size_t i = 0; i < TOKENS_MAX * TOP_K; i++) {
-        scales[i] = 1.0f / TOP_K;
-    }
-}
-
 static void prepare(ep_client *client, uint32_t batch, ep_call **out_call)
 {
     ep_error error;
-    ep_moe_args args;
-    ep_moe_args_init(&args);
-    args.model = "bench";
-    args.layer = 0;
-    args.x = ep_tensor_2d(x, EP_DTYPE_BF16, TOKENS_MAX, HIDDEN);
-    args.expert_ids = ep_tensor_2d(ids[batch], EP_DTYPE_I32, TOKENS_MAX, TOP_K);
-    args.expert_scales = ep_tensor_2d(scales, EP_DTYPE_F32, TOKENS_MAX, TOP_K);
+    const bench_tokens of = {TOKENS_MAX, TOP_K, HIDDEN, x, ids[batch], scales};
+    ep_moe_args args = bench_args(&of);
     args.mode = EP_MOE_DECODE;
-    args.deadline_us = 60000000;
     ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, TOKENS_MAX, HIDDEN);
     if (ep_call_create(client, &args, &out, out_call, &error) != EP_OK) {
         bench_fail("prepare", error.text);
@@ -117,10 +84,9 @@ static int be_client(int party, const char *const *urls)
 {
     ep_call *calls[BATCHES];
     ep_client *client;
-    ep_client_config config;
-    ep_error error;
     const char *why;
     uint32_t tokens, count;
+    uint64_t seed = 5;
     double us[CALLS_MAX];
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     /* it is recorded from its first call, also on a busy machine */
@@ -128,15 +94,10 @@ static int be_client(int party, const char *const *urls)
     if (party >= LOADED && !ep_trace_load(&why)) {
         bench_fail("probes", why);
     }
-    make_inputs();
-    ep_client_config_init(&config);
-    config.node_urls = urls;
-    config.node_urls_count = NODES;
-    if (ep_client_create(&config, &client, &error) != EP_OK ||
-        ep_client_wait_ready(client, 60000000, &error) != EP_OK) {
-        bench_fail("client", error.text);
-    }
+    bench_draw_rows(&seed, TOKENS_MAX * HIDDEN, x);
+    client = bench_client_open(urls, NODES, NULL);
     for (uint32_t b = 0; b < BATCHES; b++) {
+        bench_draw_routing(&seed, TOKENS_MAX, TOP_K, EXPERTS, ids[b], scales);
         prepare(client, b, &calls[b]);
     }
     while (scanf("%" SCNu32 " %" SCNu32, &tokens, &count) == 2) {
@@ -171,24 +132,16 @@ typedef struct party {
 static void start_node(party *p, int index, uint32_t n, const char *dir, const char *checkpoint,
                        const char *const *environment)
 {
-    char name[32], config_path[EP_TEST_PATH_BYTES + 64], config[1024],
-        flag[EP_TEST_PATH_BYTES + 96];
+    char name[32], experts[32];
     snprintf(name, sizeof(name), "%s-%" PRIu32, party_names[index], n);
-    snprintf(config_path, sizeof(config_path), "%s/%s.yaml", dir, name);
-    snprintf(config, sizeof(config),
-             "node_name: %s\nlisten:\n  - tcp://127.0.0.1:0\nprobe_address: ''\nadmin_listen: "
-             "''\ndoor_listen: ''\ntracing: %s\nmodels:\n"
-             "  - name: bench\n    path: %s\n    experts: %d-%d\n",
-             name, index >= LOADED ? "auto" : "off", checkpoint, (int)n * (EXPERTS / NODES),
+    snprintf(experts, sizeof(experts), "%d-%d", (int)n * (EXPERTS / NODES),
              ((int)n + 1) * (EXPERTS / NODES) - 1);
-    snprintf(flag, sizeof(flag), "--config=%s", config_path);
-    const char *args[] = {flag, NULL};
-    if (!ep_test_write_file(config_path, config, 0600) ||
-        !ep_test_process_start(&p->nodes[n], dir, name, EP_EXPERTD_PROGRAM, args, environment,
-                               true) ||
-        !ep_test_process_wait_ports(&p->nodes[n], 60000)) {
-        bench_fail(name, "expertd did not start");
-    }
+    bench_node_start(&(bench_node){.name = name,
+                                   .checkpoint = checkpoint,
+                                   .experts = experts,
+                                   .keys = index >= LOADED ? "tracing: auto\n" : "tracing: off\n",
+                                   .environment = environment},
+                     dir, &p->nodes[n]);
 }
 
 static void start_client(party *p, int index, const char *environment)
@@ -331,20 +284,18 @@ static void add_row(bench_report *report, const figures *f, int which, const cha
     static const char *const words[PARTIES] = {"", "off once more (the noise)",
                                                "loaded, no session", "session records all"};
     static double ratio[ROUNDS], value[ROUNDS], off[ROUNDS];
-    double error;
     for (int r = 0; r < ROUNDS; r++) {
         value[r] = figure[which][r];
         off[r] = figure[OFF][r];
         ratio[r] = value[r] / off[r];
     }
-    error = ratio_error(ratio);
-    bench_row row = bench_value(bench_quantile(value, ROUNDS, 0.5), unit, better, bar);
-    row.rival = bench_quantile(off, ROUNDS, 0.5);
-    row.ratio = bench_quantile(ratio, ROUNDS, 0.5);
-    bench_report_add(report, &row, "T = %" PRIu32 ", %s, %s", f->tokens, words[which], what);
-    row = bench_value(error, "", BENCH_LOWER, NAN);
-    bench_report_add(report, &row, "T = %" PRIu32 ", %s, %s: standard error of the ratio",
-                     f->tokens, words[which], what);
+    const double error = ratio_error(ratio); /* before quantiles sort */
+    bench_report_rival(report, bench_quantile(value, ROUNDS, 0.5), unit,
+                       bench_quantile(off, ROUNDS, 0.5), bench_quantile(ratio, ROUNDS, 0.5), better,
+                       bar, "T = %" PRIu32 ", %s, %s", f->tokens, words[which], what);
+    bench_report_value(report, error, "", BENCH_LOWER, NAN,
+                       "T = %" PRIu32 ", %s, %s: standard error of the ratio", f->tokens,
+                       words[which], what);
 }
 
 static void add_rows(bench_report *report, const figures *f)
@@ -377,16 +328,15 @@ static void check_recording(bench_report *report, ep_test_lttng *lttng, uint64_t
         bench_fail("lttng", "failed");
     }
     const char *discarded = text_between(text, "Discarded events:");
-    bench_row row =
-        bench_value(discarded != NULL ? strtod(discarded, NULL) : NAN, "", BENCH_LOWER, 0.0);
-    bench_report_add(report, &row, "events discarded");
+    bench_report_value(report, discarded != NULL ? strtod(discarded, NULL) : NAN, "", BENCH_LOWER,
+                       0, "events discarded");
     free(text);
     if (ep_test_process_run_line(lttng->dir, "/usr/bin/du", NULL, 60000, &text, "-sb %s",
                                  recording) != 0) {
         bench_fail("du", text);
     }
-    row = bench_value(strtod(text, NULL) / (double)calls, "bytes", BENCH_LOWER, NAN);
-    bench_report_add(report, &row, "bytes recorded per layer call");
+    bench_report_value(report, strtod(text, NULL) / (double)calls, "bytes", BENCH_LOWER, NAN,
+                       "bytes recorded per layer call");
     free(text);
 }
 
@@ -455,8 +405,8 @@ static void run_all(bench_report *report, const char *dir, const char *checkpoin
         add_rows(report, &cases[c]);
         calls += (uint64_t)ROUNDS * (cases[c].calls + 1) + (uint64_t)STARTS * (CALLS_MAX / 4 + 1);
     }
-    bench_row row = bench_value(daemons / (double)calls, "us", BENCH_LOWER, NAN);
-    bench_report_add(report, &row, "processor time of LTTng's daemons per layer call");
+    bench_report_value(report, daemons / (double)calls, "us", BENCH_LOWER, NAN,
+                       "processor time of LTTng's daemons per layer call");
     check_recording(report, &lttng[1], calls, recording);
     for (int i = 0; i < 2; i++) {
         ep_test_lttng_stop(&lttng[i]);

@@ -3,10 +3,7 @@
 #ifndef EP_BENCH_DECODE_CASE_H
 #define EP_BENCH_DECODE_CASE_H
 
-#include "bench/bench_report.h"
-#include "expertd/client.h"
-#include "moe/batch.h"
-#include "support/process.h"
+#include "bench/bench_service.h"
 
 #define DECODE_HIDDEN 7168
 #define DECODE_INNER 256
@@ -28,16 +25,12 @@ typedef struct decode_nodes {
     ep_client *client;
 } decode_nodes;
 
-/* The tokens of a call; ids [T,K] below `experts`, those of a token different. */
-ep_batch decode_batch(uint32_t tokens, const uint16_t *x, const int32_t *ids, const float *scales);
-void decode_draw_ids(int32_t *ids, uint32_t tokens, uint32_t experts, uint64_t seed);
-
-/* Nodes with equal shares of the first `experts` of the checkpoint, all loaded. lanes: as in
- * ep_client_config. */
+/* Nodes with equal shares of the first `experts` of the checkpoint, all loaded. stream: over
+ * that lane alone. */
 void decode_nodes_start(decode_nodes *nodes, uint32_t count, uint32_t experts, const char *dir,
-                        const char *checkpoint, const char *lanes);
+                        const char *checkpoint, bool stream);
 void decode_nodes_stop(decode_nodes *nodes);
-void decode_nodes_call(const decode_nodes *nodes, const ep_batch *batch, uint16_t *out);
+void decode_nodes_call(const decode_nodes *nodes, const bench_tokens *tokens, uint16_t *out);
 /* Sums over the nodes; waits until what is on its way has been counted. */
 decode_lanes decode_nodes_lanes(const decode_nodes *nodes);
 

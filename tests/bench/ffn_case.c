@@ -25,12 +25,6 @@ double ffn_case_operations(const ffn_case *c)
     return 6.0 * c->rows * c->hidden * c->inner * c->experts;
 }
 
-size_t ffn_case_expert_bytes(const ffn_case *c)
-{
-    return 2 * ep_weight_matrix_bytes(c->format, c->inner, c->hidden) +
-           ep_weight_matrix_bytes(c->format, c->hidden, c->inner);
-}
-
 ffn_peak ffn_case_peak(ep_weight_format format)
 {
     return format == EP_WEIGHTS_BF16   ? FFN_PEAK_BF16

@@ -26,8 +26,6 @@ ffn_case ffn_case_make(uint32_t hidden, uint32_t inner, uint32_t rows, ep_weight
 
 /* Multiplies and adds of one pass over all experts. */
 double ffn_case_operations(const ffn_case *c);
-/* Bytes of one expert's three matrices in their format. */
-size_t ffn_case_expert_bytes(const ffn_case *c);
 /* The instruction that weights of this format are made for. */
 ffn_peak ffn_case_peak(ep_weight_format format);
 

@@ -49,15 +49,6 @@ ep_numerics ffn_options_numerics(const ffn_options *o)
     return o->portable ? EP_NUMERICS_PORTABLE : EP_NUMERICS_AUTO;
 }
 
-const char *ffn_options_family_name(ep_numerics numerics)
-{
-    int i = 0;
-    while (i < FAMILIES - 1 && families[i].numerics != numerics) {
-        i++;
-    }
-    return families[i].name;
-}
-
 static bool read_family(ffn_options *o, const char *text)
 {
     for (int i = 0; i < FAMILIES; i++) {

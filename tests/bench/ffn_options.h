@@ -40,7 +40,5 @@ typedef struct ffn_options {
 bool ffn_options_read(int argc, char **argv, ffn_options *options);
 /* The family that is fastest here, or the one every CPU has. */
 ep_numerics ffn_options_numerics(const ffn_options *options);
-/* "w4a8" */
-const char *ffn_options_family_name(ep_numerics numerics);
 
 #endif

@@ -42,20 +42,8 @@ struct group_pipeline {
 static void check(ep_err err, const ep_error *error)
 {
     if (err != EP_OK) {
-        fprintf(stderr, "group_pipeline: %s: %s\n", ep_err_name(err), error->text);
-        exit(1);
+        bench_fail(ep_err_name(err), error->text);
     }
-}
-
-static void *room(size_t bytes)
-{
-    void *p = NULL;
-    if (posix_memalign(&p, 64, bytes + 64) != 0) {
-        fprintf(stderr, "group_pipeline: no memory\n");
-        exit(1);
-    }
-    memset(p, 0, bytes + 64);
-    return p;
 }
 
 /* ---- steps of a micro-batch ---- */
@@ -174,8 +162,7 @@ void group_pipeline_overlapped(group_pipeline *p)
     await_dispatched(&p->micros[(SLOTS - 1) % 2]);
     for (int i = 0; i < 2; i++) {
         if (memcmp(p->blocking_out[i], p->micros[i].combine.x_out.data, p->out_bytes) != 0) {
-            fprintf(stderr, "group_pipeline: the sums of the two forms differ\n");
-            exit(1);
+            bench_fail("the sums of the two forms differ", NULL);
         }
     }
 }
@@ -216,33 +203,33 @@ static void open_micro(group_pipeline *p, micro *m, uint32_t ranks, uint32_t hid
     d->params = &p->params;
     d->x = ep_tensor_2d(x, EP_DTYPE_BF16, tokens, hidden);
     d->expert_ids = ep_tensor_2d(ids, EP_DTYPE_I32, tokens, TOP_K);
-    d->expand_x = ep_tensor_2d(room((size_t)rows * hidden * 2), EP_DTYPE_BF16, rows, hidden);
+    d->expand_x = ep_tensor_2d(bench_room((size_t)rows * hidden * 2), EP_DTYPE_BF16, rows, hidden);
     d->assist_info_for_combine =
-        ep_tensor_1d(room((size_t)rows * 128 * 4), EP_DTYPE_I32, rows * 128);
-    d->expert_token_nums = ep_tensor_1d(room(8), EP_DTYPE_I64, 1);
-    d->ep_recv_counts = ep_tensor_1d(room(4 * (size_t)ranks), EP_DTYPE_I32, ranks);
+        ep_tensor_1d(bench_room((size_t)rows * 128 * 4), EP_DTYPE_I32, rows * 128);
+    d->expert_token_nums = ep_tensor_1d(bench_room(8), EP_DTYPE_I64, 1);
+    d->ep_recv_counts = ep_tensor_1d(bench_room(4 * (size_t)ranks), EP_DTYPE_I32, ranks);
     ep_moe_combine_args *c = &m->combine;
     ep_moe_combine_args_init(c);
     c->params = &p->params;
-    c->expand_x = ep_tensor_2d(room((size_t)rows * hidden * 2), EP_DTYPE_BF16, rows, hidden);
+    c->expand_x = ep_tensor_2d(bench_room((size_t)rows * hidden * 2), EP_DTYPE_BF16, rows, hidden);
     c->expert_ids = d->expert_ids;
     c->assist_info_for_combine = d->assist_info_for_combine;
     c->ep_send_counts = d->ep_recv_counts;
     c->expert_scales = ep_tensor_2d(scales, EP_DTYPE_F32, tokens, TOP_K);
-    c->x_out = ep_tensor_2d(room(p->out_bytes), EP_DTYPE_BF16, tokens, hidden);
+    c->x_out = ep_tensor_2d(bench_room(p->out_bytes), EP_DTYPE_BF16, tokens, hidden);
     check(ep_moe_dispatch_prepare(p->group, d, &m->dispatch_bytes, &m->dispatch_plan, &error),
           &error);
     check(ep_moe_combine_prepare(p->group, c, NULL, &m->combine_bytes, &m->combine_plan, &error),
           &error);
-    m->dispatch_workspace = room(m->dispatch_bytes);
-    m->combine_workspace = room(m->combine_bytes);
+    m->dispatch_workspace = bench_room(m->dispatch_bytes);
+    m->combine_workspace = bench_room(m->combine_bytes);
 }
 
 group_pipeline *group_pipeline_open(uint32_t rank, uint32_t ranks, const char *const *addresses,
                                     uint16_t port, layer_local *local, uint32_t hidden,
                                     const uint16_t *x, const int32_t *ids, const float *scales)
 {
-    group_pipeline *p = room(sizeof(*p));
+    group_pipeline *p = bench_room(sizeof(*p));
     p->rank = rank;
     p->local = local;
     p->out_bytes = (size_t)GROUP_PIPELINE_TOKENS * hidden * 2;
@@ -251,7 +238,7 @@ group_pipeline *group_pipeline_open(uint32_t rank, uint32_t ranks, const char *c
     p->params.moe_expert_num = ranks;
     for (size_t i = 0; i < 2; i++) {
         const size_t first = i * GROUP_PIPELINE_TOKENS;
-        p->blocking_out[i] = room(p->out_bytes);
+        p->blocking_out[i] = bench_room(p->out_bytes);
         open_micro(p, &p->micros[i], ranks, hidden, (uint16_t *)(uintptr_t)(x + first * hidden),
                    (int32_t *)(uintptr_t)(ids + first * TOP_K),
                    (float *)(uintptr_t)(scales + first * TOP_K));

@@ -247,39 +247,3 @@ void store_trace_free(store_trace *trace)
     free(trace->rows);
     free(trace);
 }
-
-static int descending(const void *a, const void *b)
-{
-    const uint32_t x = *(const uint32_t *)a;
-    const uint32_t y = *(const uint32_t *)b;
-    return x < y ? 1 : x > y ? -1 : 0;
-}
-
-void store_trace_describe(const store_trace *trace, double *out_top_share, double *out_reuse)
-{
-    const uint32_t layers = trace->setting.layers;
-    const uint32_t experts = trace->setting.experts;
-    uint32_t *uses = calloc((size_t)layers * experts, sizeof(*uses));
-    uint32_t *last = calloc((size_t)layers * experts, sizeof(*last));
-    uint64_t top = 0;
-    uint64_t repeated = 0;
-    for (uint32_t v = 0; v < trace->visits_count; v++) {
-        const trace_visit *visit = &trace->visits[v];
-        for (uint32_t i = 0; i < visit->count; i++) {
-            const size_t at = (size_t)visit->layer * experts + trace->experts[visit->first + i];
-            uses[at]++;
-            repeated += v >= layers && last[at] == v - layers + 1;
-            last[at] = v + 1;
-        }
-    }
-    for (uint32_t l = 0; l < layers; l++) {
-        qsort(uses + (size_t)l * experts, experts, sizeof(*uses), descending);
-        for (uint32_t e = 0; e < (experts + 9) / 10; e++) {
-            top += uses[(size_t)l * experts + e];
-        }
-    }
-    *out_top_share = (double)top / trace->uses_count;
-    *out_reuse = (double)repeated / trace->uses_count;
-    free(uses);
-    free(last);
-}

@@ -53,8 +53,5 @@ typedef struct store_trace {
 trace_setting store_trace_draw(uint64_t seed, bool has_types);
 store_trace *store_trace_make(const trace_setting *setting, uint64_t seed);
 void store_trace_free(store_trace *trace);
-/* What the ten most used of a hundred experts take of all uses, and how many of a visit's experts
- * were in the one before. */
-void store_trace_describe(const store_trace *trace, double *out_top_share, double *out_reuse);
 
 #endif

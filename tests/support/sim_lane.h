@@ -103,7 +103,6 @@ ep_sim_host_id ep_sim_current_host(ep_sim *sim);
 void ep_sim_set_host_state(ep_sim *sim, ep_sim_host_id host, ep_sim_host_state state);
 /* Frames sent from now on; cut also holds for frames under way. */
 void ep_sim_set_link(ep_sim *sim, ep_sim_host_id from, ep_sim_host_id to, const ep_sim_link *link);
-void ep_sim_get_link(ep_sim *sim, ep_sim_host_id from, ep_sim_host_id to, ep_sim_link *out_link);
 /* Breaks every connection between two hosts: both ends lose it. */
 void ep_sim_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b);
 

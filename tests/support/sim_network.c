@@ -362,13 +362,6 @@ void ep_sim_set_link(ep_sim *sim, ep_sim_host_id from, ep_sim_host_id to, const 
     pthread_mutex_unlock(&sim->lock);
 }
 
-void ep_sim_get_link(ep_sim *sim, ep_sim_host_id from, ep_sim_host_id to, ep_sim_link *out_link)
-{
-    pthread_mutex_lock(&sim->lock);
-    *out_link = sim->links[from][to];
-    pthread_mutex_unlock(&sim->lock);
-}
-
 uint64_t ep_sim_trace_hash(ep_sim *sim)
 {
     pthread_mutex_lock(&sim->lock);

@@ -5,8 +5,6 @@
 
 #include "fault_fixture.h"
 
-#define ADMIN_ARGS_MAX 16
-
 /* Runs expertctl with args (NULL-terminated) and fails the test unless it ends with code and prints
  * text (NULL: anything). */
 void admin_ctl(ep_test_cluster *cluster, int code, const char *text, const char *const *args);

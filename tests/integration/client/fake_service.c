@@ -72,7 +72,6 @@ struct fake_node {
     uint32_t owned[OWNED_MAX];
     size_t owned_count;
     uint64_t requests;
-    uint64_t rows;
     uint64_t cancelled;
     ep_epoch last_epoch;
     bool last_prefill;
@@ -162,7 +161,6 @@ static void compute(job *j, const ep_forward_view *view, fake_fault fault)
     reply.numerics =
         (char *)(uintptr_t)(fault == FAKE_WRONG_NUMERICS ? "other" : j->node->config.numerics);
     pthread_mutex_lock(&j->node->lock);
-    j->node->rows += slots;
     pthread_mutex_unlock(&j->node->lock);
     ep_rpc_call_attach(j->call, tensors);
     j->closure(&reply, j->call);
@@ -490,11 +488,6 @@ static uint64_t read_locked(fake_node *node, const uint64_t *counter)
 uint64_t fake_node_requests(fake_node *node)
 {
     return read_locked(node, &node->requests);
-}
-
-uint64_t fake_node_rows(fake_node *node)
-{
-    return read_locked(node, &node->rows);
 }
 
 void fake_node_wait_held(fake_node *node)

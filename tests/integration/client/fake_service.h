@@ -57,7 +57,6 @@ void fake_node_answer_held(fake_node *node, uint32_t count, uint64_t *seed);
 /* Waits until that many requests have arrived since the start. */
 void fake_node_wait_requests(fake_node *node, uint64_t count);
 uint64_t fake_node_requests(fake_node *node);
-uint64_t fake_node_rows(fake_node *node); /* slots computed */
 /* Waits until FAKE_HANG keeps a request. */
 void fake_node_wait_held(fake_node *node);
 /* Waits until that many requests were told that their caller went away. */

@@ -10,7 +10,6 @@
 #include <stdint.h>
 
 #define ORACLE_RANKS_MAX 64
-#define ORACLE_DEST_INACTIVE (-1)
 
 typedef enum oracle_dtype { ORACLE_BF16, ORACLE_F16, ORACLE_F32 } oracle_dtype;
 
