@@ -12,7 +12,7 @@
 #include "transport/lane_common.h"
 
 #define WORD_BITS 64u
-#define LANES_MAX 4
+#define LANES_MAX 8
 
 static struct {
     pthread_mutex_t lock;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Jobs of a lane, embedded in their owners: a list of those to run, one of those that wait for
- * their time, and a thread that runs both for lanes whose loop is not another one.
+ * their time, and a thread that runs both for lanes that watch no descriptors.
  *
  * Threads  lists: under their owner's lock. A worker: any, but _stop not from a job.
  */

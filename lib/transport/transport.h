@@ -2,8 +2,8 @@
 /*
  * A lane moves whole frames between two peers and knows no messages. This header is the porting
  * guide: a new lane (shared memory, RDMA, a simulator) fills one ep_lane_ops, with objects that
- * begin with those of lane_conn.h, lane_dial.h and lane_accept.h, and runs
- * tests/contract/transport; nothing else changes.
+ * begin with those of lane_conn.h, lane_dial.h and lane_accept.h, makes descriptors and threads as
+ * lane_fork.h says, and runs tests/contract/transport; nothing else changes.
  *
  * Frames     A frame is at least `prefix_bytes` long; the lane learns its length from the prefix
  *            through ep_lane_limits.frame_bytes, before anything is allocated. A frame arrives in
@@ -192,8 +192,8 @@ typedef struct ep_lane_ops {
     size_t dial_bytes;     /* of its dial, which begins with ep_lane_dial */
 
     /* Called by ep_lane_listen with a listener whose first member is filled and whose rest is zero.
-     * on_accept is called only after everything that may fail. On error it undoes what it did; the
-     * caller frees. */
+     * Writes the URL it is bound to (ep_lane_listener.url). on_accept is called only after
+     * everything that may fail. On error it undoes what it did; the caller frees. */
     ep_err (*listen)(ep_listener *listener, const ep_lane_address *address, ep_error *out_error);
     /* As ep_listener_close. */
     void (*listener_close)(ep_listener *listener);

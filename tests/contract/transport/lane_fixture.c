@@ -356,7 +356,7 @@ void world_open(lane_world *w, const char *name)
     for (w->kind = lane_kinds; w->kind->name != NULL && strcmp(w->kind->name, name) != 0;) {
         w->kind++;
     }
-    CHECK(w->kind->name != NULL, "no lane %s", name);
+    CHECK(w->kind->name != NULL, "no lane %s in lane_kinds", name);
     if (slash != NULL) {
         CHECK(ep_stream_lane_choose(slash + 1, &error) == EP_OK, "%s", error.text);
     }
@@ -368,12 +368,12 @@ void world_open(lane_world *w, const char *name)
     if (w->kind->url != NULL) {
         snprintf(w->url, sizeof(w->url), "%s", w->kind->url);
     } else {
-        snprintf(w->folder, sizeof(w->folder), "/tmp/ep-shm-XXXXXX");
+        snprintf(w->folder, sizeof(w->folder), "/tmp/ep-lane-XXXXXX");
         CHECK(mkdtemp(w->folder) != NULL);
-        snprintf(w->url, sizeof(w->url), "shm://%s/lane", w->folder);
+        snprintf(w->url, sizeof(w->url), "%s://%s/lane", name, w->folder);
     }
     w->ops = ep_lane_for_url(w->url);
-    CHECK(w->ops != NULL);
+    CHECK(w->ops != NULL, "no lane serves %s: lib/transport/lanes.c does not list it", w->url);
     CHECK(ep_buffer_pool_create(0, (size_t)64 << 20, &w->pool) == EP_OK);
     w->limits = (ep_lane_limits){.frame_bytes = fixture_frame_bytes,
                                  .pool = w->pool,
@@ -512,7 +512,7 @@ void world_close(lane_world *w)
     if (world_is(w, "tls+tcp")) {
         tls_files_remove(w);
     }
-    if (world_is(w, "shm")) {
+    if (w->folder[0] != '\0') {
         CHECK(rmdir(w->folder) == 0, "something was left in %s", w->folder);
     }
 }

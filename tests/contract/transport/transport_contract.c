@@ -831,7 +831,9 @@ Test(transport, a_child_of_a_process_that_connects_has_none_of_its_sockets)
     }
     __atomic_store_n(&dialing_ends, true, __ATOMIC_RELEASE);
     pthread_join(dialer, NULL);
-    cr_assert_eq(holders, 0u);
+    cr_assert_eq(holders, 0u,
+                 "%u of %d children held a socket of the lane: EP_LANE_FD makes it known", holders,
+                 CHILDREN);
 }
 
 static void expect_child_exits(pid_t child)

@@ -39,7 +39,7 @@ def check_help():
 
 
 def check_widths(commands):
-    """name: (command, words of its headings that 80 columns have, headings that only a pipe is sure to have, exit codes)"""
+    """name: (command, words of its headings that 80 columns have, headings that only a pipe is sure to have, exit codes); a pipe's are of stdout"""
     for command, headings, whole, codes in commands:
         for columns in 80, 40, 200, 20:
             text = show(*command, columns=columns, codes=codes)
