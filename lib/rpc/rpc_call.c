@@ -521,8 +521,9 @@ void ep_rpc_call_finish(ep_rpc_call *call, ep_err code, const ep_error *error)
     while (call->cancel_running && !pthread_equal(call->cancel_thread, pthread_self())) {
         pthread_cond_wait(&call->cancel_done, &call->lock);
     }
+    const bool timer_held = call->timer_held; /* and never armed after this */
     pthread_mutex_unlock(&call->lock);
-    if (ep_timer_cancel(call->origin->server->common.timers, &call->timer)) {
+    if (timer_held && ep_timer_cancel(call->origin->server->common.timers, &call->timer)) {
         ep_rpc_call_unref(call);
     }
     /* Its place and credit are given back before the reply leaves: who has the answer may use

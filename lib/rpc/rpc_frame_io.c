@@ -93,16 +93,6 @@ static size_t metadata_bytes(const ep_rpc_metadata *item)
     return text_field_bytes(item->key) + text_field_bytes(item->value);
 }
 
-static size_t call_header_bytes(const ep_rpc_metadata *metadata, size_t count)
-{
-    size_t total = 0;
-    for (size_t i = 0; i < count; i++) {
-        size_t inner = metadata_bytes(&metadata[i]);
-        total += 1 + varint_bytes(inner) + inner;
-    }
-    return total;
-}
-
 static uint8_t *put_length(uint8_t *at, uint8_t field, size_t value)
 {
     *at++ = (uint8_t)(field << 3 | 2); /* wire type 2: length-delimited */
@@ -125,8 +115,12 @@ static uint8_t *put_text(uint8_t *at, uint8_t field, const char *text)
 size_t ep_rpc_request_header_bytes(const ep_rpc_metadata *metadata, size_t metadata_count,
                                    const ProtobufCMessage *message)
 {
-    return LENGTH_BYTES + call_header_bytes(metadata, metadata_count) +
-           protobuf_c_message_get_packed_size(message);
+    size_t bytes = LENGTH_BYTES + protobuf_c_message_get_packed_size(message);
+    for (size_t i = 0; i < metadata_count; i++) {
+        const size_t inner = metadata_bytes(&metadata[i]);
+        bytes += 1 + varint_bytes(inner) + inner;
+    }
+    return bytes;
 }
 
 ep_err ep_rpc_out_create_request(ep_buffer_pool *pool, size_t header_bytes,
@@ -141,15 +135,15 @@ ep_err ep_rpc_out_create_request(ep_buffer_pool *pool, size_t header_bytes,
     if (err != EP_OK) {
         return err;
     }
-    uint8_t *at = (*out_frame)->header;
-    uint32_t length = htole32((uint32_t)call_header_bytes(metadata, metadata_count));
-    memcpy(at, &length, LENGTH_BYTES);
-    at += LENGTH_BYTES;
+    uint8_t *call_header = (*out_frame)->header + LENGTH_BYTES;
+    uint8_t *at = call_header;
     for (size_t i = 0; i < metadata_count; i++) {
         at = put_length(at, 1, metadata_bytes(&metadata[i]));
         at = put_text(at, 1, metadata[i].key);
         at = put_text(at, 2, metadata[i].value);
     }
+    const uint32_t length = htole32((uint32_t)(at - call_header));
+    memcpy((*out_frame)->header, &length, LENGTH_BYTES);
     protobuf_c_message_pack(message, at);
     return EP_OK;
 }

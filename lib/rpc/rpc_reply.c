@@ -13,7 +13,8 @@ typedef enum reply_fate {
 
 /*
  * What a reply frame means for the call it names. Lock held. Except for DROP and BREAK *out_call is
- * the call, with a reference; for FAIL and END it has ended (*out_deliver: on_reply is to be run).
+ * the call, with a reference; for FAIL and END it has ended, and the reference is the table's
+ * (*out_deliver: on_reply is to be run).
  */
 static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame,
                                ep_rpc_client_call **out_call, bool *out_deliver,
@@ -55,21 +56,18 @@ static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame,
         ep_error_set(out_error, EP_ERR_DATA_LOSS, "reply %u of %s.%s is missing, %u arrived",
                      call->sequence, call->method->service->name, call->method->method->name,
                      frame->stream_sequence);
-        ep_rpc_client_call_ref(call);
         *out_deliver = ep_rpc_client_call_end(call, out_error);
-        ep_rpc_client_call_unref(call); /* the table's */
         return REPLY_FAIL;
     }
     call->sequence++;
-    ep_rpc_client_call_ref(call);
     if (more) {
+        ep_rpc_client_call_ref(call);
         call->delivering = true;
         return REPLY_MESSAGE;
     }
     *out_deliver = ep_rpc_client_call_end(call, NULL);
     /* frames of a connection come one at a time: nothing else is being delivered */
     EP_ASSERT(*out_deliver);
-    ep_rpc_client_call_unref(call);
     return REPLY_END;
 }
 
