@@ -67,10 +67,11 @@ static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *nu
         return;
     }
     ep_call_refresh_view(call);
-    ep_call_choose(call, NULL, call->frames[parcel]->link->peer);
+    const ep_peer *first = call->frames[parcel]->link->peer;
+    ep_call_choose(call, NULL, first, false);
     if (silent && !all_have_copy(call, numbers, count) &&
         ep_call_state_ask_anew(&call->state, parcel, ep_clock_now_ns(), AGAIN_NS)) {
-        ep_call_choose_anew(call);
+        ep_call_choose(call, NULL, first, true);
     }
     if (!all_have_copy(call, numbers, count) ||
         ep_call_build_plan(call, 0, 0, numbers, count, &error) != EP_OK) {

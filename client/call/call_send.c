@@ -83,22 +83,8 @@ void ep_call_refresh_view(ep_call *call)
     ep_view_unref(view);
 }
 
-static void choose(ep_call *call, const uint32_t *slots, const uint8_t *tried)
-{
-    const uint32_t pass = __atomic_load_n(&call->norm->pass, __ATOMIC_RELAXED);
-    const ep_copy_choice choice = {.nodes_count = call->at.view->table->nodes_count,
-                                   .usable = call->usable,
-                                   .tried = tried,
-                                   .slowness = call->has_slow ? call->slowness : NULL,
-                                   .slots = slots,
-                                   .pass_slots = pass != 0 ? (float)pass / 16 : EP_COPY_PASS_SLOTS,
-                                   .spread = call->spread + call->state.attempt,
-                                   .order = call->expert_slots + call->chosen_capacity,
-                                   .busy = call->slowness + call->nodes_capacity};
-    ep_choose_copies(call->at.layer, &choice, call->chosen);
-}
-
-void ep_call_choose(ep_call *call, const ep_call_window *window, const ep_peer *avoid)
+void ep_call_choose(ep_call *call, const ep_call_window *window, const ep_peer *avoid,
+                    bool tried_too)
 {
     const ep_view *view = call->at.view;
     const uint32_t nodes = view->table->nodes_count;
@@ -122,12 +108,17 @@ void ep_call_choose(ep_call *call, const ep_call_window *window, const ep_peer *
         ep_batch_count_slots(&call->spec.batch, &call->at.layer->shape, window->begin, window->end,
                              call->expert_slots);
     }
-    choose(call, window != NULL ? call->expert_slots : NULL, call->state.tried);
-}
-
-void ep_call_choose_anew(ep_call *call)
-{
-    choose(call, NULL, NULL);
+    const uint32_t pass = __atomic_load_n(&call->norm->pass, __ATOMIC_RELAXED);
+    const ep_copy_choice choice = {.nodes_count = nodes,
+                                   .usable = call->usable,
+                                   .tried = tried_too ? NULL : call->state.tried,
+                                   .slowness = call->has_slow ? call->slowness : NULL,
+                                   .slots = window != NULL ? call->expert_slots : NULL,
+                                   .pass_slots = pass != 0 ? (float)pass / 16 : EP_COPY_PASS_SLOTS,
+                                   .spread = call->spread + call->state.attempt,
+                                   .order = call->expert_slots + call->chosen_capacity,
+                                   .busy = call->slowness + call->nodes_capacity};
+    ep_choose_copies(call->at.layer, &choice, call->chosen);
 }
 
 /* ---- one frame ---- */
@@ -535,7 +526,7 @@ static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
     size_t per_token = call->slots_per_token;
     memset(call->rows + window->begin * per_token, 0,
            (window->end - window->begin) * per_token * sizeof(*call->rows));
-    ep_call_choose(call, window, NULL);
+    ep_call_choose(call, window, NULL, false);
     err = ep_call_build_plan(call, window->begin, window->end, NULL, 0, &error);
     if (err == EP_OK) {
         ep_call_send_plan(call, index, EP_SEND_FIRST, UINT32_MAX, actions);
@@ -648,7 +639,7 @@ void ep_call_resend(ep_call *call, ep_call_actions *actions)
         ep_call_trace_plan_begin(call, 0, call->tokens_sent);
     }
     ep_call_refresh_view(call);
-    ep_call_choose(call, NULL, NULL);
+    ep_call_choose(call, NULL, NULL, false);
     for (uint32_t i = 0; i < 2 * EP_CALL_WINDOWS && !actions->complete; i++) {
         slot_list list;
         if (absorb_routable(call, i / 2, i % 2 == 1, &list) != EP_OK) {
