@@ -15,13 +15,12 @@
 #include "base/clock.h"
 #include "expertd/pass_cost.h"
 
-/* A pick on the backend, as the job of its first work: all are of one expert. */
+/* A pick on the backend: all its works are of one expert. */
 typedef struct backend_job {
     ep_batcher *batcher;
     ep_batch_pick pick;
     struct backend_job *next_free;
-    const ep_job_row *own_rows; /* of the first work, while its job holds all of them */
-    uint32_t own_rows_count;
+    ep_job job;                             /* as the first work's, with the rows of all */
     ep_job_row rows[EP_BATCH_JOB_ROWS_MAX]; /* of several works */
 } backend_job;
 
@@ -177,16 +176,21 @@ static void drop_works(ep_batch_policy *policy, ep_batch_pick *pick, ended_list 
     }
 }
 
-/* Makes the first work's job that of them all; a single work's rows are used where they are. Before
- * the backend has it: a worker may be quick. */
+/* Makes one job of the works; a single one's rows are used where they are. Before the backend has
+ * it: a worker may be quick. */
 static void begin_job(backend_job *run)
 {
     const ep_batch_pick *pick = &run->pick;
-    ep_job *job = &pick->works->job;
     const uint64_t now_ns = ep_clock_now_ns();
-    run->own_rows = job->rows;
-    run->own_rows_count = job->rows_count;
     uint32_t count = 0;
+    run->job = pick->works->job;
+    run->job.rows_count = pick->rows;
+    run->job.priority = pick->priority;
+    run->job.done = on_job_done;
+    run->job.arg = run;
+    if (pick->works_count > 1) {
+        run->job.rows = run->rows;
+    }
     for (ep_work *work = pick->works; work != NULL; work = work->place.next) {
         if (pick->works_count > 1) {
             EP_ASSERT(count + work->job.rows_count <= EP_BATCH_JOB_ROWS_MAX);
@@ -199,19 +203,10 @@ static void begin_job(backend_job *run)
             trace_job_begin(work);
         }
     }
-    job->rows = pick->works_count > 1 ? run->rows : job->rows;
-    job->rows_count = pick->rows;
-    job->priority = pick->priority;
-    job->done = on_job_done;
-    job->arg = run;
 }
 
-/* The works have their own rows again. */
-static void end_job(const backend_job *run, ep_err result)
+static void end_job_spans(const backend_job *run, ep_err result)
 {
-    ep_job *job = &run->pick.works->job;
-    job->rows = run->own_rows;
-    job->rows_count = run->own_rows_count;
     for (ep_work *work = run->pick.works; work != NULL; work = work->place.next) {
         if (work->trace != NULL) {
             trace_job_end(work, result);
@@ -251,7 +246,7 @@ static bool start_pick(ep_batcher *batcher, ep_batch_pick *pick, ended_list *end
     EP_ASSERT(run != NULL);
     run->pick = *pick;
     begin_job(run);
-    ep_err err = ep_backend_run(pick->works->backend, &pick->works->job);
+    ep_err err = ep_backend_run(pick->works->backend, &run->job);
     if (err == EP_OK) {
         batcher->free = run->next_free;
         batcher->is_alone = batcher->stats.in_flight++ == 0;
@@ -264,7 +259,7 @@ static bool start_pick(ep_batcher *batcher, ep_batch_pick *pick, ended_list *end
         batcher->stats.rows_total[pick->work_class] += pick->rows;
         return true;
     }
-    end_job(run, err);
+    end_job_spans(run, err);
     const bool is_full = err == EP_ERR_RESOURCE_EXHAUSTED && batcher->stats.in_flight > 0;
     for (ep_work *work = pick->works; work != NULL; work = work->place.next) {
         work->started_ns = 0;
@@ -329,7 +324,7 @@ static void on_job_done(ep_job *job, ep_err result)
     ended_list ended = {.end = &ended.first};
     ep_work *works = run->pick.works;
     const uint32_t rows = job->rows_count;
-    end_job(run, result);
+    end_job_spans(run, result);
     pthread_mutex_lock(&batcher->lock);
     ep_batch_policy_done(&batcher->policy, &run->pick);
     run->next_free = batcher->free;

@@ -31,8 +31,8 @@ typedef struct ep_work_trace {
 /* Rows of one request for one expert. Zero it first. */
 struct ep_work {
     ep_backend *backend; /* whose weights these are */
-    /* What the backend is given: rows (1..ep_batch_rows_max of its class), types, weights and trace
-     * are the owner's; the first work's carries the rows of all that ride with it until done(). */
+    /* rows (1..ep_batch_rows_max of its class), types, weights and trace: the backend is given a
+     * copy, with the rows of all works that ride together. */
     ep_job job;
     ep_work_place place;
     bool (*is_dropped)(const ep_work *work); /* asked just before compute: true ends it with
