@@ -15,7 +15,6 @@
 #include <openssl/evp.h>
 
 #include "base/check.h"
-#include "base/large_memory.h"
 #include "base/numeric.h"
 
 #define READ_PIECE_BYTES ((size_t)1 << 20) /* stays in cache between read and hash */
@@ -175,9 +174,10 @@ static void place_shared_gate(const ep_expert_plan *plan, const uint8_t *from,
     }
 }
 
-/* A second block with every part as the source wants it. */
+/* The second block gets every part as the source wants it. */
 static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orders,
-                        uint8_t *const *raw, ep_expert_data *expert, ep_error *out_error)
+                        uint8_t *const *raw, ep_expert_room *room, ep_expert_data *expert,
+                        ep_error *out_error)
 {
     enum { GATE = 3 * EP_MATRIX_COUNT, PLACES, PARTS };
     const uint32_t hidden = expert->source.hidden;
@@ -194,11 +194,11 @@ static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orde
     }
     bytes[GATE] = plan->shared_gate < 0 ? 0 : plan->runs[plan->shared_gate].bytes;
     bytes[PLACES] = plan->has_places ? hidden * sizeof(uint32_t) : 0;
-    ep_err err = ep_expert_parts_allocate(bytes, PARTS, to, &expert->bytes, out_error);
+    expert->block = 1;
+    ep_err err = ep_expert_parts_place(room, expert->block, bytes, PARTS, to, out_error);
     if (err != EP_OK) {
         return err;
     }
-    expert->allocation = to[0];
     for (ep_matrix i = 0; err == EP_OK && i < EP_MATRIX_COUNT; i++) {
         const ep_plan_matrix *m = &plan->matrices[i];
         if (!m->present) {
@@ -236,8 +236,8 @@ static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orde
 }
 
 static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan,
-                           const ep_layer_shape *shape, bool is_shared, ep_expert_data *out_expert,
-                           ep_error *out_error)
+                           const ep_layer_shape *shape, bool is_shared, ep_expert_room *room,
+                           ep_expert_data *out_expert, ep_error *out_error)
 {
     const size_t layer_place = (size_t)(shape - self->config.info.moe_layers);
     const ep_layer_numbers *numbers = &self->config.info.numbers[layer_place];
@@ -252,14 +252,11 @@ static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan
     for (int i = 0; i < plan->runs_count; i++) {
         bytes[i] = plan->runs[i].bytes;
     }
-    size_t raw_bytes = 0;
     ep_err err =
-        ep_expert_parts_allocate(bytes, (size_t)plan->runs_count, raw, &raw_bytes, out_error);
+        ep_expert_parts_place(room, expert.block, bytes, (size_t)plan->runs_count, raw, out_error);
     if (err != EP_OK) {
         return err;
     }
-    expert.allocation = raw[0];
-    expert.bytes = raw_bytes;
     err = read_runs(plan, raw, self->config.info.quant == NULL ? expert.sha256 : NULL, out_error);
     for (ep_matrix m = 0; err == EP_OK && m < EP_MATRIX_COUNT; m++) {
         if (plan->matrices[m].present) {
@@ -274,20 +271,14 @@ static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan
     if (err == EP_OK && direct && !plan->has_places && orders.columns[EP_MATRIX_DOWN] == NULL) {
         use_in_place(plan, raw, &expert);
     } else if (err == EP_OK) {
-        expert.allocation = NULL;
-        err = rearrange(plan, &orders, raw, &expert, out_error);
-        ep_large_free(raw[0], raw_bytes);
-        raw_bytes = expert.bytes;
-        raw[0] = expert.allocation;
+        err = rearrange(plan, &orders, raw, room, &expert, out_error);
     }
     ep_weight_orders_fini(&orders);
-    if (err != EP_OK) {
-        ep_large_free(raw[0], raw_bytes);
-        return err;
+    if (err == EP_OK) {
+        give_config(self, is_shared, &expert.source);
+        *out_expert = expert;
     }
-    give_config(self, is_shared, &expert.source);
-    *out_expert = expert;
-    return EP_OK;
+    return err;
 }
 
 /* Errors name layer and expert, but for those that they are not there. */
@@ -336,32 +327,55 @@ static ep_err check_quant(const ep_weight_quant *quant, const ep_expert_plan *pl
 }
 
 static ep_err read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
-                          const ep_weight_quant *quant, ep_expert_data *out_expert,
-                          ep_error *out_error)
+                          const ep_weight_quant *quant, ep_expert_room *room,
+                          ep_expert_data *out_expert, ep_error *out_error)
 {
     ep_expert_plan plan;
-    ep_expert_data expert = {.allocation = NULL};
+    ep_expert_data expert;
     const ep_layer_shape *shape = NULL;
     ep_err err = plan_expert(checkpoint, layer, index, &shape, &plan, out_error);
     err = err == EP_OK ? check_quant(quant, &plan, out_error) : err;
     if (err == EP_OK) {
-        err = read_planned(checkpoint, &plan, shape, index >= shape->experts, &expert, out_error);
+        err = read_planned(checkpoint, &plan, shape, index >= shape->experts, room, &expert,
+                           out_error);
     }
     if (err == EP_OK && quant != NULL) {
-        err = ep_expert_quantize(quant, &plan, &expert, out_error);
+        err = ep_expert_quantize(quant, &plan, room, &expert, out_error);
     }
-    if (err != EP_OK) {
-        ep_expert_data_free(&expert);
-        return name_expert(err, layer, index, out_error);
+    if (err == EP_OK) {
+        *out_expert = expert;
     }
-    *out_expert = expert;
-    return EP_OK;
+    return name_expert(err, layer, index, out_error);
+}
+
+/* In memory of its own. */
+static ep_err read_alone(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
+                         const ep_weight_quant *quant, ep_expert_data *out_expert,
+                         ep_error *out_error)
+{
+    ep_expert_room room = {0};
+    ep_err err = read_expert(checkpoint, layer, index, quant, &room, out_expert, out_error);
+    if (err == EP_OK) {
+        out_expert->allocation = room.blocks[out_expert->block].memory;
+        out_expert->bytes = room.blocks[out_expert->block].bytes;
+        room.blocks[out_expert->block].memory = NULL;
+    }
+    ep_expert_room_free(&room);
+    return err;
 }
 
 ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
                                  ep_expert_data *out_expert, ep_error *out_error)
 {
-    return read_expert(checkpoint, layer, index, checkpoint->config.info.quant, out_expert,
+    return read_alone(checkpoint, layer, index, checkpoint->config.info.quant, out_expert,
+                      out_error);
+}
+
+ep_err ep_checkpoint_read_expert_in(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
+                                    ep_expert_room *room, ep_expert_data *out_expert,
+                                    ep_error *out_error)
+{
+    return read_expert(checkpoint, layer, index, checkpoint->config.info.quant, room, out_expert,
                        out_error);
 }
 
@@ -369,7 +383,7 @@ ep_err ep_checkpoint_read_expert_as_filed(const ep_checkpoint *checkpoint, uint3
                                           uint32_t index, ep_expert_data *out_expert,
                                           ep_error *out_error)
 {
-    return read_expert(checkpoint, layer, index, NULL, out_expert, out_error);
+    return read_alone(checkpoint, layer, index, NULL, out_expert, out_error);
 }
 
 ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,

@@ -32,9 +32,9 @@ const ep_layer_shape *ep_checkpoint_layer(const ep_checkpoint *checkpoint, uint3
                                           uint32_t *out_shared_inner);
 ep_err ep_checkpoint_layer_error(const ep_checkpoint *checkpoint, uint32_t layer,
                                  ep_error *out_error);
-/* One block for count parts, each on its own cache line: for ep_large_free. Their sizes are those
- * of tensors inside checked files, or less. Errors: NO_MEMORY. */
-ep_err ep_expert_parts_allocate(const size_t *bytes, size_t count, uint8_t **places,
-                                size_t *out_bytes, ep_error *out_error);
+/* Puts count parts, each on its own cache line, into a block of the room: what was there is gone.
+ * Their sizes are those of tensors inside checked files, or less. Errors: NO_MEMORY. */
+ep_err ep_expert_parts_place(ep_expert_room *room, uint32_t block, const size_t *bytes,
+                             size_t count, uint8_t **places, ep_error *out_error);
 
 #endif

@@ -6,7 +6,6 @@
 #include <openssl/evp.h>
 
 #include "base/check.h"
-#include "base/large_memory.h"
 
 typedef struct matrix_form {
     uint32_t rows;
@@ -133,26 +132,22 @@ static ep_err hash_parts(const size_t bytes[PARTS], uint8_t *const to[PARTS],
 }
 
 ep_err ep_expert_quantize(const ep_weight_quant *quant, const ep_expert_plan *plan,
-                          ep_expert_data *io_expert, ep_error *out_error)
+                          ep_expert_room *room, ep_expert_data *io_expert, ep_error *out_error)
 {
     size_t bytes[PARTS] = {0};
     uint8_t *to[PARTS];
-    ep_expert_data made = {.source = io_expert->source};
+    ep_expert_data made = {.source = io_expert->source, .block = 2};
     size_parts(quant, &made.source, bytes);
-    ep_err err = ep_expert_parts_allocate(bytes, PARTS, to, &made.bytes, out_error);
+    ep_err err = ep_expert_parts_place(room, made.block, bytes, PARTS, to, out_error);
     if (err != EP_OK) {
         return err;
     }
-    made.allocation = to[0];
     err = fill_parts(quant, plan, &made.source, bytes, to, &made.quant_error, out_error);
     if (err == EP_OK) {
         err = hash_parts(bytes, to, made.sha256, out_error);
     }
-    if (err != EP_OK) {
-        ep_expert_data_free(&made);
-        return err;
+    if (err == EP_OK) {
+        *io_expert = made;
     }
-    ep_expert_data_free(io_expert);
-    *io_expert = made;
-    return EP_OK;
+    return err;
 }

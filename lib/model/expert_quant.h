@@ -5,10 +5,9 @@
 
 #include "model/expert_plan.h"
 
-/* io_expert: in float formats. Takes its memory and gives it other; on an error too it is
- * the caller's to free.
+/* io_expert: in float formats, in a block of the room; made in its last one.
  * Errors: BAD_FILE (file and tensor, what is wrong, what to do), NO_MEMORY, INTERNAL. */
 ep_err ep_expert_quantize(const ep_weight_quant *quant, const ep_expert_plan *plan,
-                          ep_expert_data *io_expert, ep_error *out_error);
+                          ep_expert_room *room, ep_expert_data *io_expert, ep_error *out_error);
 
 #endif

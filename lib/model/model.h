@@ -166,14 +166,27 @@ ep_err ep_checkpoint_find(const ep_checkpoint *checkpoint, const char *name,
 ep_err ep_checkpoint_read(const ep_checkpoint *checkpoint, const char *name, void *out,
                           size_t bytes, ep_error *out_error);
 
-/* One expert in one allocation, as backends take it. */
+/* Memory that experts are read into one after the other: a block stays for the next one, as the
+ * system clears each that it gives. Zero it first. */
+typedef struct ep_expert_room {
+    struct {
+        void *memory;
+        size_t bytes;
+    } blocks[3]; /* private: as in the file, as backends take it, quantised */
+} ep_expert_room;
+void ep_expert_room_free(ep_expert_room *room);
+bool ep_expert_room_is_empty(const ep_expert_room *room);
+
+/* One expert in one block, as backends take it. */
 typedef struct ep_expert_data {
-    ep_expert_source source; /* points into allocation */
+    ep_expert_source source; /* points into its block */
     /* over the bytes of its tensors as in the file: gate, up, down, each one's values, scales and
      * bias, then the shared gate. Quantised here: over the same as made */
     uint8_t sha256[EP_SHA256_BYTES];
     double quant_error; /* the greatest of its matrices (weight_quant.h); 0: as in the file */
-    void *allocation;   /* private */
+    /* private */
+    uint32_t block;   /* of the room that it was read in */
+    void *allocation; /* NULL: its block is the room's */
     size_t bytes;
 } ep_expert_data;
 
@@ -187,6 +200,12 @@ typedef struct ep_expert_data {
  */
 ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
                                  ep_expert_data *out_expert, ep_error *out_error);
+/* The same in the caller's room: valid until that is used again or freed, and not to be freed. */
+ep_err ep_checkpoint_read_expert_in(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
+                                    ep_expert_room *room, ep_expert_data *out_expert,
+                                    ep_error *out_error);
+/* Frees what of the room the expert read last is not in. False: nothing. */
+bool ep_expert_room_trim(ep_expert_room *room, const ep_expert_data *expert);
 /* The same in the files' format; of a checkpoint that is quantised sha256 is not set. */
 ep_err ep_checkpoint_read_expert_as_filed(const ep_checkpoint *checkpoint, uint32_t layer,
                                           uint32_t index, ep_expert_data *out_expert,

@@ -55,6 +55,7 @@ typedef struct loader {
     bool has_warned;        /* of such memory */
     uint64_t said_ns;       /* when a load that failed for a reason that all share was said last */
     uint64_t unsaid;        /* that failed so since */
+    ep_expert_room room;    /* kept while there is something to load */
 } loader;
 
 static void load_urgent(loader *self, expert_entry *entry);
@@ -341,7 +342,8 @@ static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_d
         if (err != EP_OK) {
             give_back(store, resident, resident->bytes);
         }
-    } while (asks_another(self, resident, err) || frees_memory(self, kind, resident->device, err));
+    } while ((err == EP_ERR_NO_MEMORY && ep_expert_room_trim(&self->room, data)) ||
+             asks_another(self, resident, err) || frees_memory(self, kind, resident->device, err));
     return err;
 }
 
@@ -424,15 +426,11 @@ static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_k
 static ep_err load_from_checkpoint(loader *self, const ep_weight_layer *layer, load_kind kind,
                                    ep_resident *resident, ep_error *out_error)
 {
-    ep_expert_data data = {0};
+    ep_expert_data data;
     charge_read(self, ep_weight_layer_bytes_read(layer), kind);
-    ep_err err = ep_checkpoint_read_expert(layer->checkpoint, layer->shape.layer, resident->expert,
-                                           &data, out_error);
-    if (err == EP_OK) {
-        err = pack(self, layer, &data, kind, resident, out_error);
-        ep_expert_data_free(&data);
-    }
-    return err;
+    const ep_err err = ep_checkpoint_read_expert_in(
+        layer->checkpoint, layer->shape.layer, resident->expert, &self->room, &data, out_error);
+    return err == EP_OK ? pack(self, layer, &data, kind, resident, out_error) : err;
 }
 
 /*
@@ -868,9 +866,16 @@ static bool work_once(loader *self)
     return false;
 }
 
-/* Lock held, but for the wait. */
-static void await_work(ep_weight_store *store)
+/* Lock held, but for the wait and before it. */
+static void await_work(loader *self)
 {
+    ep_weight_store *store = self->store;
+    if (!ep_expert_room_is_empty(&self->room)) {
+        pthread_mutex_unlock(&store->lock);
+        ep_expert_room_free(&self->room);
+        pthread_mutex_lock(&store->lock);
+        return; /* something may have come meanwhile */
+    }
     ep_clock_wait(&store->work, &store->lock,
                   store->later.first != NULL ? store->later.first->retry_ns : EP_TIME_NEVER);
 }
@@ -882,10 +887,11 @@ void *ep_weight_loader_main(void *arg)
     pthread_mutex_lock(&store->lock);
     while (!store->stop) {
         if (!work_once(&self) && !store->stop) {
-            await_work(store);
+            await_work(&self);
         }
     }
     pthread_mutex_unlock(&store->lock);
+    ep_expert_room_free(&self.room);
     end_progress(&self);
     return NULL;
 }

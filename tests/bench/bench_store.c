@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The weight store. What a start costs with the packed experts on disk, against reading these files
- * alone; the first call after a start; what loading costs calls for experts that are in memory; and
- * how often an expert is in memory when it is used (store_policies.h), with the time of loads as
- * measured here.
+ * The weight store. What a start costs (store_loads.h), and with the packed experts on disk,
+ * against reading these files alone; the first call after a start; what loading costs calls for
+ * experts that are in memory; and how often an expert is in memory when it is used
+ * (store_policies.h), with the time of loads as measured here.
  *
- * bench_store [JSON [starts|calls|policies]]
+ * bench_store [JSON [starts|loads|calls|policies]]
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -25,6 +25,7 @@
 #include "base/clock.h"
 #include "bench/bench_guard.h"
 #include "bench/bench_report.h"
+#include "bench/store_loads.h"
 #include "bench/store_policies.h"
 #include "expertd/weight_cache.h"
 #include "support/checkpoint_fixture.h"
@@ -473,6 +474,9 @@ int main(int argc, char **argv)
     }
     if (*only == 0 || strcmp(only, "starts") == 0) {
         bench_starts(report);
+    }
+    if (*only == 0 || strcmp(only, "loads") == 0) {
+        store_bench_loads(report, cache_dir);
     }
     if (*only == 0 || strcmp(only, "calls") == 0) {
         bench_calls(report);
