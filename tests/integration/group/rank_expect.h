@@ -5,6 +5,8 @@
 
 #include <stdio.h>
 
+#include "rank_call.h"
+
 #define EXPECT(condition, ...)                                                                     \
     do {                                                                                           \
         if (!(condition)) {                                                                        \
@@ -14,5 +16,10 @@
             __atomic_store_n(&failed, true, __ATOMIC_RELAXED);                                     \
         }                                                                                          \
     } while (0)
+
+/* `error` has the code and says each of the words. */
+#define EXPECT_ERROR(err, code, ...)                                                               \
+    EXPECT((err) == (code) && rank_error_says(&error, (const char *const[]){__VA_ARGS__, NULL}),   \
+           "%s", error.text)
 
 #endif

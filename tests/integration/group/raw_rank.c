@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -68,4 +69,37 @@ int raw_join(const char *url, const ep_group_hello *hello, uint64_t membership)
     }
     free(f);
     return fd;
+}
+
+static void publish(void *arg, const char *url)
+{
+    raw_place *place = arg;
+    pthread_mutex_lock(&place->lock);
+    snprintf(place->url, sizeof(place->url), "%s", url);
+    pthread_cond_broadcast(&place->changed);
+    pthread_mutex_unlock(&place->lock);
+}
+
+void raw_listen_config(ep_group_config *config, const char *name, uint32_t world_size,
+                       raw_place *place)
+{
+    static const char *const urls[] = {"tcp://127.0.0.1:0"};
+    ep_group_config_init(config);
+    config->name = name;
+    config->world_size = world_size;
+    config->urls = urls;
+    config->urls_count = 1;
+    config->listen_url = urls[0];
+    config->on_listening = publish;
+    config->on_listening_arg = place;
+}
+
+const char *raw_place_url(raw_place *place)
+{
+    pthread_mutex_lock(&place->lock);
+    while (place->url[0] == 0) {
+        pthread_cond_wait(&place->changed, &place->lock);
+    }
+    pthread_mutex_unlock(&place->lock);
+    return place->url;
 }

@@ -12,18 +12,12 @@
 
 #include "case_draw.h"
 #include "group/group_call.h"
-#include "rank_call.h"
 #include "rank_expect.h"
 #include "rank_threads.h"
 
 #define RANKS 3
 
 static bool failed;
-
-/* `error` has the code and says each of the words. */
-#define EXPECT_ERROR(err, code, ...)                                                               \
-    EXPECT((err) == (code) && rank_error_says(&error, (const char *const[]){__VA_ARGS__, NULL}),   \
-           "%s", error.text)
 
 /* A plain case of three ranks with two or three experts each. */
 static void draw(oracle_case *c, uint64_t seed)

@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "case_draw.h"
-#include "rank_call.h"
 #include "rank_expect.h"
 #include "rank_threads.h"
 
@@ -18,10 +17,6 @@
 #define RANKS 3
 
 static bool failed;
-
-#define EXPECT_ERROR(err, code, ...)                                                               \
-    EXPECT((err) == (code) && rank_error_says(&error, (const char *const[]){__VA_ARGS__, NULL}),   \
-           "%s", error.text)
 
 /* Every slot an expert's: each gets as many rows of a batch, where that goes. */
 static void draw_plain(uint64_t *state, const oracle_case *c, int tokens, oracle_batch *b)

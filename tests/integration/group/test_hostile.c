@@ -306,35 +306,17 @@ static bool play_badly(int fd, const attack *a)
 typedef struct good_rank {
     const oracle_case *c;
     const attack *attack;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    char url[128];
+    raw_place place;
     bool failed;
 } good_rank;
 
-static void publish(void *arg, const char *url)
-{
-    good_rank *g = arg;
-    pthread_mutex_lock(&g->lock);
-    snprintf(g->url, sizeof(g->url), "%s", url);
-    pthread_cond_broadcast(&g->changed);
-    pthread_mutex_unlock(&g->lock);
-}
-
 static ep_group *listen_as_rank_0(good_rank *g)
 {
-    const char *urls[] = {"tcp://127.0.0.1:0"};
     ep_group_config config;
     ep_group *group = NULL;
     ep_error error;
-    ep_group_config_init(&config);
-    config.name = "hostile";
-    config.world_size = 2;
-    config.urls = urls;
-    config.urls_count = 1;
+    raw_listen_config(&config, "hostile", 2, &g->place);
     config.deadline_us = DEADLINE_US;
-    config.on_listening = publish;
-    config.on_listening_arg = g;
     if (ep_group_create(&config, &group, &error) != EP_OK) {
         fprintf(stderr, "%s\n", error.text);
         abort();
@@ -405,20 +387,12 @@ static bool goodbye_says(int fd, const char *text)
 
 static bool run(const oracle_case *c, const attack *a)
 {
-    good_rank g = {.c = c,
-                   .attack = a,
-                   .lock = PTHREAD_MUTEX_INITIALIZER,
-                   .changed = PTHREAD_COND_INITIALIZER};
+    good_rank g = {.c = c, .attack = a, .place = RAW_PLACE};
     pthread_t thread;
     if (pthread_create(&thread, NULL, run_good, &g) != 0) {
         abort();
     }
-    pthread_mutex_lock(&g.lock);
-    while (g.url[0] == 0) {
-        pthread_cond_wait(&g.changed, &g.lock);
-    }
-    pthread_mutex_unlock(&g.lock);
-    int fd = join_group(g.url);
+    int fd = join_group(raw_place_url(&g.place));
     bool played = fd >= 0 && play_badly(fd, a);
     pthread_join(thread, NULL);
     if (a != NULL && a->name == broken_name && !goodbye_says(fd, a->text)) {

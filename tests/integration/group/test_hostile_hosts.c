@@ -44,9 +44,8 @@ typedef struct scene {
     const oracle_case *c;
     const oracle_case *less; /* without rank 2 */
     const attack *attack;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    char url[128];
+    raw_place place;
+    pthread_mutex_t lock; /* of group_0 */
     ep_group *group_0;
     pthread_barrier_t both;
     bool failed;
@@ -278,7 +277,7 @@ static bool play_badly(scene *s, int fds[2])
     ep_group_hello hello = {
         .world_size = RANKS, .rank = RAW, .name = "hostile", .url = "tcp://127.0.0.1:1"};
     snprintf(hello.host, sizeof(hello.host), "%s", s->attack->hosts[RAW]);
-    fds[0] = raw_join(s->url, &hello, 0);
+    fds[0] = raw_join(raw_place_url(&s->place), &hello, 0);
     if (fds[0] < 0 || !read_until(fds[0], EP_GROUP_FRAME_TABLE, &table)) {
         return false;
     }
@@ -293,44 +292,19 @@ static bool play_badly(scene *s, int fds[2])
 
 /* ---- ranks 0 and 1 ---- */
 
-static void publish(void *arg, const char *url)
-{
-    scene *s = arg;
-    pthread_mutex_lock(&s->lock);
-    snprintf(s->url, sizeof(s->url), "%s", url);
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
-}
-
-static void wait_for_url(scene *s)
-{
-    pthread_mutex_lock(&s->lock);
-    while (s->url[0] == 0) {
-        pthread_cond_wait(&s->changed, &s->lock);
-    }
-    pthread_mutex_unlock(&s->lock);
-}
-
 static ep_group *create(scene *s, uint32_t rank)
 {
     ep_group_config config;
     ep_group *group = NULL;
     ep_error error;
-    const char *urls[] = {"tcp://127.0.0.1:0"};
-    ep_group_config_init(&config);
-    if (rank == 0) {
-        config.on_listening = publish;
-        config.on_listening_arg = s;
-    } else {
-        wait_for_url(s);
-        urls[0] = s->url;
+    const char *urls[1];
+    raw_listen_config(&config, "hostile", RANKS, &s->place);
+    if (rank > 0) {
+        config.on_listening = NULL;
+        config.urls = urls;
+        urls[0] = raw_place_url(&s->place);
     }
-    config.name = "hostile";
-    config.world_size = RANKS;
     config.rank = rank;
-    config.urls = urls;
-    config.urls_count = 1;
-    config.listen_url = "tcp://127.0.0.1:0";
     config.deadline_us = DEADLINE_US;
     config.host = s->attack->hosts[rank];
     if (ep_group_create(&config, &group, &error) != EP_OK) {
@@ -403,11 +377,8 @@ static void *run_good(void *arg)
 
 static bool run(const oracle_case *c, const oracle_case *less, const attack *a)
 {
-    scene s = {.c = c,
-               .less = less,
-               .attack = a,
-               .lock = PTHREAD_MUTEX_INITIALIZER,
-               .changed = PTHREAD_COND_INITIALIZER};
+    scene s = {
+        .c = c, .less = less, .attack = a, .place = RAW_PLACE, .lock = PTHREAD_MUTEX_INITIALIZER};
     good_rank ranks[2] = {{.scene = &s, .rank = 0}, {.scene = &s, .rank = 1}};
     int fds[2] = {-1, -1};
     pthread_barrier_init(&s.both, NULL, 2);
@@ -416,7 +387,6 @@ static bool run(const oracle_case *c, const oracle_case *less, const attack *a)
             abort();
         }
     }
-    wait_for_url(&s);
     bool played = play_badly(&s, fds);
     for (int r = 0; r < 2; r++) {
         pthread_join(ranks[r].thread, NULL);

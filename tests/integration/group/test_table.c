@@ -19,36 +19,17 @@
 #define FRAME_BYTES 65536
 
 typedef struct scene {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    char url[128];
+    raw_place place;
     ep_err err;
     ep_error error;
 } scene;
-
-static void publish(void *arg, const char *url)
-{
-    scene *s = arg;
-    pthread_mutex_lock(&s->lock);
-    snprintf(s->url, sizeof(s->url), "%s", url);
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
-}
 
 static void *run_rank_0(void *arg)
 {
     scene *s = arg;
     ep_group_config config;
     ep_group *group = NULL;
-    const char *urls[] = {"tcp://127.0.0.1:0"};
-    ep_group_config_init(&config);
-    config.on_listening = publish;
-    config.on_listening_arg = s;
-    config.name = "table";
-    config.world_size = RANKS;
-    config.urls = urls;
-    config.urls_count = 1;
-    config.listen_url = urls[0];
+    raw_listen_config(&config, "table", RANKS, &s->place);
     config.deadline_us = 60000000;
     config.frame_bytes_max = FRAME_BYTES;
     config.host = "a";
@@ -57,12 +38,12 @@ static void *run_rank_0(void *arg)
     return NULL;
 }
 
-static int join(const scene *s, uint32_t rank)
+static int join(const char *url, uint32_t rank)
 {
     ep_group_hello hello = {.world_size = RANKS, .rank = rank, .name = "table"};
     memset(hello.url, 'u', sizeof(hello.url) - 1);
     memset(hello.host, 'h', sizeof(hello.host) - 1);
-    return raw_join(s->url, &hello, 0);
+    return raw_join(url, &hello, 0);
 }
 
 static bool is_refused(int fd)
@@ -75,20 +56,16 @@ static bool is_refused(int fd)
 
 int main(void)
 {
-    static scene s = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    static scene s = {.place = RAW_PLACE};
     static int fds[RANKS];
     pthread_t rank_0;
     uint32_t refused = 0;
     if (pthread_create(&rank_0, NULL, run_rank_0, &s) != 0) {
         abort();
     }
-    pthread_mutex_lock(&s.lock);
-    while (s.url[0] == 0) {
-        pthread_cond_wait(&s.changed, &s.lock);
-    }
-    pthread_mutex_unlock(&s.lock);
+    const char *url = raw_place_url(&s.place);
     for (uint32_t r = 1; r < RANKS; r++) {
-        fds[r] = join(&s, r);
+        fds[r] = join(url, r);
         if (fds[r] < 0) {
             perror("join");
             return 1;
