@@ -17,7 +17,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/cpu_features.h"
-#include "base/random.h"
 #include "support/checkpoint_fixture.h"
 #include "support/expect.h"
 #include "support/format_fixture.h"
@@ -262,26 +261,6 @@ Test(expertd, waits_for_its_coordinator_without_being_ready)
     ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &e), e);
     cr_expect_eq(ep_test_forward_run(&peer, &f, NULL, &e), EP_ERR_NOT_OWNER);
     cr_expect_str_eq(e.node, "n1");
-    ep_test_peer_close(&peer);
-    stop_cleanly();
-}
-
-Test(expertd, two_models_with_the_same_layers_do_not_mix)
-{
-    ep_fixture_config config = ep_fixture_default();
-    char other_path[PATH_BYTES], other_flag[PATH_BYTES + 32];
-    ep_test_peer peer;
-    ep_error e;
-    config.seed += 1;
-    make_model("other", &config, other_path);
-    snprintf(other_flag, sizeof(other_flag), "--model=other=%s", other_path);
-    start(model_flag, other_flag, NULL, NULL, NULL);
-    await_notice("READY=1");
-    ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &e), e);
-    for (int i = 0; i < 10; i++) {
-        expect_exact(&peer, "demo", model_path);
-        expect_exact(&peer, "other", other_path);
-    }
     ep_test_peer_close(&peer);
     stop_cleanly();
 }
@@ -624,69 +603,6 @@ Test(expertd, hangup_checks_first_and_reports_what_needs_a_restart)
     ep_test_process_signal(&node, SIGTERM);
     cr_expect_eq(ep_test_process_wait(&node, WAIT_MS), 0);
     expect_output("event=node-drain signal=SIGTERM drain_ms=7000");
-}
-
-/* Sends bytes to a port and waits until the other side has ended the connection or answered. */
-static void throw_bytes(const char *url, const void *bytes, size_t count)
-{
-    char answer[256];
-    int fd = ep_test_tcp_connect(url);
-    cr_assert(fd >= 0, "%s refuses connections", url);
-    send(fd, bytes, count, MSG_NOSIGNAL);
-    shutdown(fd, SHUT_WR);
-    while (recv(fd, answer, sizeof(answer), 0) > 0) {
-    }
-    close(fd);
-}
-
-/* Frames with lengths, counts and texts that break the protocol, and noise. */
-static void throw_everything(const char *url, uint64_t seed)
-{
-    static const char *const texts[] = {"GET / HTTP/1.1\r\n\r\n", "EPD1", "EPD1\x01\x01\xff\xff",
-                                        "\x16\x03\x01\x02",       "",     "POST /metrics\r\n\r\n"};
-    uint8_t noise[512];
-    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
-        throw_bytes(url, texts[i], strlen(texts[i]));
-    }
-    for (int i = 0; i < 60; i++) {
-        for (size_t b = 0; b < sizeof(noise); b++) {
-            noise[b] = (uint8_t)ep_splitmix64(&seed);
-        }
-        if (i % 2 == 0) {
-            memcpy(noise, "EPD1\x01\x01\x00\x00", 8);
-        }
-        if (i % 3 == 0) {
-            memset(noise + 28, 0xff - i % 5, 24); /* every length as large as it gets */
-        }
-        throw_bytes(url, noise, sizeof(noise));
-    }
-}
-
-Test(expertd, rubbish_on_both_ports_is_refused_and_others_are_served)
-{
-    ep_test_peer peer;
-    ep_error e;
-    start(model_flag, NULL, NULL, NULL, NULL);
-    await_notice("READY=1");
-    ASSERT_OK(ep_test_peer_open(&peer, node.rpc_url, &e), e);
-    throw_everything(node.rpc_url, 1);
-    throw_everything(node.probe_url, 2);
-    expect_exact(&peer, "demo", model_path);
-    long before_kib = ep_test_process_usage(node.pid).rss_kib;
-    for (uint64_t i = 0; i < 4; i++) {
-        throw_everything(node.rpc_url, 10 + i);
-        throw_everything(node.probe_url, 20 + i);
-        expect_exact(&peer, "demo", model_path);
-    }
-#if !defined(__SANITIZE_ADDRESS__) /* freed memory stays in quarantine there */
-    cr_expect_lt(ep_test_process_usage(node.pid).rss_kib - before_kib, 4096,
-                 "memory grows with rubbish");
-#else
-    (void)before_kib;
-#endif
-    cr_expect_eq(ep_test_http_get(node.probe_url, "/readyz", NULL), 200);
-    ep_test_peer_close(&peer);
-    stop_cleanly();
 }
 
 Test(expertd, a_long_drain_is_ended_by_a_second_signal)
