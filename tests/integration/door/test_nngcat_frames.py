@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """nngcat with frames of `expertctl frame encode` at the doors of node and coordinator: the oracle's bits; readable words for broken requests, for
 the wrong token, over TLS too."""
-import json, struct, subprocess
+import json, re, struct, subprocess, urllib.request
 
 from door_cluster import EXPERTCTL, HIDDEN, LAYER, TOP_K, Cluster, read_safetensors, safetensors
 
@@ -33,6 +33,11 @@ def refused(c, door, request, words, *options):
     said, stderr = decode(c, code=1)
     assert words in stderr and words in said["status"]["text"] and said["frame"]["status"] != 0, (words, said, stderr)
     assert words.encode() in nngcat(c, door, request, "--ascii", *options), words
+
+
+def not_frames(ports):
+    with urllib.request.urlopen(ports["probe_url"] + "/metrics", timeout=60) as reply:
+        return int(re.search(r'^\w+_door_refused_total\{reason="not_a_frame"\} (\d+)$', reply.read().decode(), re.M)[1])
 
 
 def check_gateway(c, door, batch):
@@ -69,7 +74,8 @@ def check_node(c, door, batch):
     refused(c, door, encode(c, FORWARD, "--json", json.dumps(fields), "--tensors", path, "--tensor", "x", "--tensor", "slots"), "layer 99")
 
 
-def check_broken(c, door):
+def check_broken(c, ports):
+    door = ports["door_url"]
     request = encode(c, CHECK)
     assert decode_request(c)["message"] == {"service": ""}
     nngcat(c, door, request)
@@ -78,7 +84,9 @@ def check_broken(c, door):
     refused(c, door, request[:64], "offset 28")
     refused(c, door, request[:30] + bytes([request[30] ^ 4]) + request[31:], "CRC32C")
     refused(c, door, request[:-1] + bytes([request[-1] ^ 1]), "CRC32C")
+    before = not_frames(ports)
     refused(c, door, b"GET / HTTP/1.1", "this is no request frame")
+    assert not_frames(ports) == before + 2, "asked twice"
     refused(c, door, encode(c, "expertd.v1.Coordinator/RegisterNode"), "needs role node")
     refused(c, door, encode(c, "expertd.v1.Admin/Drain"), "needs role operator")
     refused(c, door, encode(c, "expertd.v1.Health/Watch"), "streams its replies")
@@ -127,8 +135,8 @@ def main():
         batch = c.batch("batch", TOKENS, 5)
         check_gateway(c, coordinator["door_url"], batch)
         check_node(c, node["door_url"], batch)
-        for url in coordinator["door_url"], node["door_url"]:
-            check_broken(c, url)
+        for ports in coordinator, node:
+            check_broken(c, ports)
         refused(c, node["door_url"], encode(c, "expertd.v1.Coordinator/ClusterStatus"), "not served by this process")
         c.stop()
     with Cluster() as c:
