@@ -44,6 +44,12 @@ fake_node *harness_start_node(harness *h, uint32_t index, const char *url, const
     return h->nodes[index];
 }
 
+void harness_stop_node(harness *h, uint32_t index)
+{
+    fake_node_stop(h->nodes[index]);
+    h->nodes[index] = NULL;
+}
+
 void harness_own(harness *h)
 {
     for (uint32_t n = 0; n < h->nodes_count; n++) {

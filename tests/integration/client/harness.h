@@ -43,6 +43,7 @@ void harness_close(harness *h);
 void harness_publish(harness *h);
 /* Sends owners to the nodes. */
 void harness_own(harness *h);
+void harness_stop_node(harness *h, uint32_t index);
 fake_node *harness_start_node(harness *h, uint32_t index, const char *url, const char *numerics);
 
 /* A batch with its own memory; ids of a token differ. */

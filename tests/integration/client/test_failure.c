@@ -36,6 +36,25 @@ static void expect_ok(batch *of, const char *what)
     cr_assert(batch_equal(of), "%s", what);
 }
 
+/* Until each of the first nodes has been asked: it is connected. */
+static void call_until_asked(batch *of, uint32_t nodes)
+{
+    for (uint32_t n = 0; n < nodes; n++) {
+        while (fake_node_requests(h.nodes[n]) == 0) {
+            expect_ok(of, "before");
+        }
+    }
+}
+
+/* Until the client has this table. */
+static void await_epoch(uint64_t wanted)
+{
+    uint64_t term, number = 0;
+    while (number != wanted) {
+        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
+    }
+}
+
 static bool has(const char *part)
 {
     return strstr(result.error.text, part) != NULL;
@@ -130,8 +149,7 @@ static void stop_nodes_under_load(const char *scheme)
     load_pass(&l, 50);
     fake_node_set_fault(h.nodes[1], FAKE_HANG, EP_OK, 0);
     fake_node_wait_held(h.nodes[1]); /* now a call depends on its answer */
-    fake_node_stop(h.nodes[1]);
-    h.nodes[1] = NULL;
+    harness_stop_node(&h, 1);
     load_pass(&l, 100);
     load_end(&l);
 }
@@ -198,9 +216,7 @@ Test(client_failure, wrong_replies_are_not_used_and_another_copy_serves)
                                         FAKE_WRONG_BYTES, FAKE_WRONG_NUMERICS};
     HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 2);
     batch_make(&b, &h, 9, 2, 1);
-    while (fake_node_requests(h.nodes[0]) == 0) { /* one connected node makes the service ready */
-        expect_ok(&b, "before");
-    }
+    call_until_asked(&b, 1); /* one connected node makes the service ready */
     const uint32_t answers = answers_of(0);
     for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
         fake_node_set_fault(h.nodes[0], faults[i], EP_OK, 0);
@@ -242,9 +258,7 @@ Test(client_failure,
     HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 2);
     batch_make(&b, &h, 9, 2, 1);
     /* both are connected */
-    while (fake_node_requests(h.nodes[0]) == 0 || fake_node_requests(h.nodes[1]) == 0) {
-        expect_ok(&b, "before");
-    }
+    call_until_asked(&b, 2);
     fake_node_set_fault(h.nodes[0], FAKE_ERROR, EP_ERR_RESOURCE_EXHAUSTED, b.args.deadline_us);
     expect_ok(&b, "the other node has room");
     const uint64_t asked = fake_node_requests(h.nodes[0]) + fake_node_requests(h.nodes[1]);
@@ -268,18 +282,13 @@ static void open_with_a_sole_owner(batch *out_batch)
     harness_own(&h);
     harness_publish(&h);
     batch_make(out_batch, &h, 9, 2, 1);
-    for (uint32_t n = 0; n < 3; n++) {
-        while (fake_node_requests(h.nodes[n]) == 0) {
-            expect_ok(out_batch, "before");
-        }
-    }
+    call_until_asked(out_batch, 3);
 }
 
 Test(client_failure, a_node_that_had_no_room_ends_no_call_whose_slots_wait_for_another)
 {
     open_with_a_sole_owner(&b);
-    fake_node_stop(h.nodes[1]);
-    h.nodes[1] = NULL;
+    harness_stop_node(&h, 1);
     fake_node_set_fault(h.nodes[0], FAKE_ERROR, EP_ERR_RESOURCE_EXHAUSTED, b.args.deadline_us);
     b.args.deadline_us = 300000;
     const uint64_t asked = fake_node_requests(h.nodes[0]);
@@ -347,8 +356,7 @@ Test(client_failure, a_sole_owner_that_is_gone_ends_the_call_at_its_deadline)
     HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true);
     batch_make(&b, &h, 9, 2, 1);
     expect_ok(&b, "before");
-    fake_node_stop(h.nodes[1]);
-    h.nodes[1] = NULL;
+    harness_stop_node(&h, 1);
     memset(b.out, 0xa5, b.out_bytes);
     b.args.deadline_us = 400000;
     cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE, "%s", result.error.text);
@@ -396,8 +404,7 @@ Test(client_failure, missing_rows_are_allowed_only_when_asked_for_and_listed)
 {
     HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 2, .copies = 1, .coordinator = true);
     batch_make(&b, &h, 9, 2, 1);
-    fake_node_stop(h.nodes[1]);
-    h.nodes[1] = NULL;
+    harness_stop_node(&h, 1);
     b.args.allow_missing = true;
     uint32_t missing = 0;
     uint32_t first = UINT32_MAX;
@@ -446,9 +453,7 @@ Test(client_failure, a_hedge_that_its_original_overtakes_does_not_make_its_node_
     const int32_t slow = 3 * EP_PACE_OCTAVE;
     HARNESS_OPEN(&h, .scheme = "tcp", .nodes_count = 2, .copies = 2, .coordinator = true);
     batch_make(&b, &h, 1, 1, 1);
-    while (fake_node_requests(h.nodes[0]) == 0 || fake_node_requests(h.nodes[1]) == 0) {
-        expect_ok(&b, "before");
-    }
+    call_until_asked(&b, 2);
     for (uint32_t i = 0; i < EP_ANSWER_TIMES_MIN; i++) {
         ep_answer_times_add(times_of(0), 1, EP_NS_PER_MS);
     }
@@ -541,11 +546,7 @@ Test(client_failure, a_call_waits_for_a_table_that_lists_its_expert)
     b.ids[0] = 0;
     b.ids[1] = 1;
     batch_expect(&b, &h);
-    uint64_t number = 0;
-    uint64_t term = 0;
-    while (number != 2) {
-        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
-    }
+    await_epoch(2);
     ep_call *call = NULL;
     cr_assert_eq(ep_call_create(h.client, &b.args, &b.out_tensor, &call, &error), EP_OK);
     ASSERT_OK(ep_call_begin(call, 9, &error), error);
@@ -594,10 +595,7 @@ Test(client_failure, an_expert_nobody_holds_is_named)
     b.ids[0] = 5;
     b.ids[1] = 6;
     b.args.deadline_us = 200000;
-    uint64_t term = 0, number = 0;
-    while (number != h.epoch.number) { /* so that no copy is known when the call begins */
-        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
-    }
+    await_epoch(h.epoch.number); /* so that no copy is known when the call begins */
     cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE);
     cr_assert_eq(result.error.expert, 5);
     cr_assert(has("layer 3, expert 5 of model demo:v1"), "%s", result.error.text);
@@ -605,9 +603,7 @@ Test(client_failure, an_expert_nobody_holds_is_named)
     cr_assert_str_eq(result.error.node, h.names[1], "the node that held it last is named");
     h.epoch.number += 5; /* the name outlives a second table without the expert */
     harness_publish(&h);
-    while (number != h.epoch.number) {
-        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
-    }
+    await_epoch(h.epoch.number);
     cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE);
     cr_assert_str_eq(result.error.node, h.names[1]);
 }
@@ -659,8 +655,7 @@ Test(client_failure, a_table_without_copies_is_no_trade_for_nodes_that_answer)
     batch_make(&b, &h, 9, 2, 1);
     expect_ok(&b, "beside a coordinator that knows no node");
     for (uint32_t n = 0; n < 2; n++) {
-        fake_node_stop(h.nodes[n]);
-        h.nodes[n] = NULL;
+        harness_stop_node(&h, n);
     }
     memset(h.owners, 0, sizeof(h.owners));
     do { /* once no node answers, what the coordinator says counts */
@@ -688,12 +683,9 @@ Test(client_failure, a_node_with_a_url_no_lane_serves_costs_only_itself)
 {
     HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 2, .copies = 2, .coordinator = true);
     const char *url = h.urls[1];
-    uint64_t term, number;
     h.urls[1] = "carrier-pigeon://roof:1";
     harness_publish(&h);
-    do {
-        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
-    } while (number != h.epoch.number);
+    await_epoch(h.epoch.number);
     batch_make(&b, &h, 9, 2, 1);
     expect_ok(&b, "the other node serves");
     cr_assert_eq(result.nodes, 1);
@@ -702,9 +694,7 @@ Test(client_failure, a_node_with_a_url_no_lane_serves_costs_only_itself)
     }
     harness_publish(&h);
     b.args.deadline_us = 200000;
-    do {
-        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
-    } while (number != h.epoch.number);
+    await_epoch(h.epoch.number);
     cr_assert_eq(run(&b), EP_ERR_UNAVAILABLE);
     cr_assert(has("carrier-pigeon"), "%s", result.error.text);
     h.urls[1] = url;
@@ -731,8 +721,7 @@ Test(client_failure, the_data_path_goes_on_without_a_coordinator)
     fake_coordinator_stop(h.coordinator);
     h.coordinator = NULL;
     expect_ok(&b, "coordinator gone");
-    fake_node_stop(h.nodes[0]);
-    h.nodes[0] = NULL;
+    harness_stop_node(&h, 0);
     expect_ok(&b, "and a node too");
 }
 
@@ -774,10 +763,7 @@ static void publish_ids(const char *const *ids)
     ep_routing_table *table = fake_table(h.epoch, &h.shape, names, h.urls, ids, 2, h.owners);
     fake_coordinator_publish(h.coordinator, table);
     ep_routing_table_unref(table);
-    uint64_t term, number;
-    do {
-        cr_assert_eq(ep_client_epoch(h.client, &term, &number), EP_OK);
-    } while (number != h.epoch.number);
+    await_epoch(h.epoch.number);
 }
 
 Test(client_failure, only_nodes_of_the_pinned_numerics_are_used)

@@ -371,8 +371,7 @@ Test(on_tokens, a_cancel_between_runs_tells_of_nothing)
 Test(on_tokens, after_an_error_the_tokens_told_of_stay)
 {
     expect_early(EP_MOE_PREFILL, 4 * UNDER_WAY, UNDER_WAY);
-    fake_node_stop(h.nodes[0]); /* the only copy */
-    h.nodes[0] = NULL;
+    harness_stop_node(&h, 0); /* the only copy */
     ep_call_cancel(call);
     sem_wait(&t.done);
     cr_expect_eq(t.result.error.code, EP_ERR_CANCELLED);

@@ -140,8 +140,7 @@ Test(shm_loss, is_told_from_the_loss_of_a_node)
     }
     cr_expect(ep_peer_link_lost_only_shm(link, shm));
     cr_expect_not(ep_peer_link_lost_only_shm(link, link->channel), "a frame of the stream");
-    fake_node_stop(h.nodes[0]);
-    h.nodes[0] = NULL;
+    harness_stop_node(&h, 0);
     while (__atomic_load_n(&link->ready, __ATOMIC_ACQUIRE)) {
         usleep(1000);
     }
