@@ -11,6 +11,7 @@
 
 #include "backends/host_common.h"
 #include "base/clock.h"
+#include "base/host.h"
 #include "base/log.h"
 #include "base/random.h"
 #include "common/ports_file.h"
@@ -464,6 +465,8 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
                                  .memory_bytes = config->weight_bytes_max,
                                  .unpinned = !config->pins_threads};
     ep_weight_store_config store = {.weight_bytes_max = config->weight_bytes_max,
+                                    .load_threads =
+                                        config->threads != 0 ? config->threads : ep_host_cpus(),
                                     .load_bytes_per_s = config->load_bytes_per_s,
                                     .prefetches = config->prefetches,
                                     .warms_up = true,

@@ -2,7 +2,7 @@
 /*
  * The thread that loads experts: those that requests wait for, then the first pass, then what is
  * likely to be used next. It also makes the room they need. Nothing is read, packed or freed under
- * the store's lock.
+ * the store's lock. Until the first request comes it has helpers for the first pass.
  *
  * And the saver's, with the lowest priority, which writes packed experts into the cache one at a
  * time. It holds only the one it writes: an expert that goes before its turn is written when it
@@ -35,6 +35,8 @@
 /* for one load, when memory is refused below the budget: beyond, it is not experts that take it */
 #define EVICTED_MAX 4
 #define SAVER_NICE 19
+/* of a helper: the C library keeps those of threads that ended, and addresses may be limited */
+#define HELPER_STACK_BYTES ((size_t)1 << 20)
 
 typedef enum load_kind { LOAD_URGENT, LOAD_FIRST, LOAD_PREFETCH } load_kind;
 
@@ -55,8 +57,22 @@ typedef struct loader {
     bool has_warned;        /* of such memory */
     uint64_t said_ns;       /* when a load that failed for a reason that all share was said last */
     uint64_t unsaid;        /* that failed so since */
+    bool is_alone;          /* the first pass needs it without helpers from here on */
     ep_expert_room room;    /* kept while there is something to load */
 } loader;
+
+/* One load and what came of it. */
+typedef struct load {
+    expert_entry *entry;
+    load_kind kind;
+    bool is_done;
+    bool is_saved;
+    ep_resident *resident; /* NULL: an error */
+    ep_err err;
+    ep_error error;
+    uint64_t took_ns;
+    uint64_t rate_ns; /* how long the rate makes it */
+} load;
 
 static void load_urgent(loader *self, expert_entry *entry);
 
@@ -492,7 +508,6 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
         free(resident);
         return err;
     }
-    ep_weight_errors_judge(store, resident);
     *out_resident = resident;
     return EP_OK;
 }
@@ -603,43 +618,56 @@ static void trace_load(const ep_weight_store *store, const expert_entry *entry, 
     }
 }
 
-/* Loads one expert and ends the waits for it. Lock held on entry and exit, not in between. */
-static void load_one(loader *self, expert_entry *entry, load_kind kind)
+/* Lock held. */
+static void begin_load(ep_weight_store *store, expert_entry *entry, load_kind kind, load *out_load)
 {
-    ep_weight_store *store = self->store;
-    const layer_entry *layer = &store->layers[entry->layer_slot];
-    const uint64_t bytes = ep_weight_layer_bytes_at_least(&layer->layer);
-    ep_error error;
-    ep_resident *resident = NULL;
-    bool is_saved = false;
-    self->paused_ns = 0;
-    self->rate_ns = 0;
+    *out_load = (load){.entry = entry, .kind = kind};
+    ep_error_clear(&out_load->error);
     entry->state = EP_EXPERT_LOADING;
     ep_weight_entry_place(store, entry);
-    pthread_mutex_unlock(&store->lock);
+}
 
+/* No lock held. */
+static void run_load(loader *self, load *l)
+{
+    ep_weight_store *store = self->store;
+    const uint64_t bytes =
+        ep_weight_layer_bytes_at_least(&store->layers[l->entry->layer_slot].layer);
     const bool is_traced = EP_TRACE_SPAN_ON(load);
     const uint64_t id = is_traced ? ep_trace_new_id() : 0;
     const uint64_t begin_ns = ep_clock_now_ns();
-    ep_error_clear(&error);
+    self->paused_ns = 0;
+    self->rate_ns = 0;
     if (is_traced) {
-        trace_load(store, entry, id, bytes, true, EP_OK);
+        trace_load(store, l->entry, id, bytes, true, EP_OK);
     }
-    const ep_err err = load_expert(self, entry, kind, &resident, &is_saved, &error);
+    l->err = load_expert(self, l->entry, l->kind, &l->resident, &l->is_saved, &l->error);
     if (is_traced) {
-        trace_load(store, entry, id, bytes, false, err);
+        trace_load(store, l->entry, id, bytes, false, l->err);
     }
-    const bool had_no_room = lacks_room(self, kind, err);
-    if (err != EP_OK && !had_no_room) {
-        log_failure(self, entry, err, &error);
+    l->took_ns = ep_clock_now_ns() - begin_ns - self->paused_ns;
+    l->rate_ns = self->rate_ns;
+}
+
+/* Ends the waits for the expert. Lock held on entry and exit, not in between. */
+static void end_load(loader *self, load *l)
+{
+    ep_weight_store *store = self->store;
+    expert_entry *entry = l->entry;
+    const layer_entry *layer = &store->layers[entry->layer_slot];
+    pthread_mutex_unlock(&store->lock);
+    const bool had_no_room = lacks_room(self, l->kind, l->err);
+    if (l->err == EP_OK) {
+        ep_weight_errors_judge(store, l->resident);
+    } else if (!had_no_room) {
+        log_failure(self, entry, l->err, &l->error);
     }
     pthread_mutex_lock(&store->lock);
-    const uint64_t took_ns = ep_clock_now_ns() - begin_ns - self->paused_ns;
-    store->stats.load_ns_total += took_ns;
-    if (err == EP_OK) {
-        ep_load_room_loaded(&store->room_ahead, took_ns > self->rate_ns ? took_ns : self->rate_ns);
+    store->stats.load_ns_total += l->took_ns;
+    if (l->err == EP_OK) {
+        ep_load_room_loaded(&store->room_ahead, l->took_ns > l->rate_ns ? l->took_ns : l->rate_ns);
     }
-    settle(store, entry, kind, resident, is_saved, had_no_room, err, &error);
+    settle(store, entry, l->kind, l->resident, l->is_saved, had_no_room, l->err, &l->error);
     const bool may_come = entry->state == EP_EXPERT_ABSENT && entry->is_owned;
     /* a prefetch gave up, or will */
     if (had_no_room && may_come && ep_weight_waits_any(store, entry)) {
@@ -651,7 +679,7 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
         pthread_mutex_lock(&store->lock);
         return;
     }
-    ep_weight_wait *ended = ep_weight_waits_take(store, entry, resident);
+    ep_weight_wait *ended = ep_weight_waits_take(store, entry, l->resident);
     /* On a device that was lost just then, or dropped while it was loading: those who waited have
      * it, nobody else. */
     ep_resident *unowned = ep_weight_entry_lose(store, entry);
@@ -659,19 +687,31 @@ static void load_one(loader *self, expert_entry *entry, load_kind kind)
         unowned = ep_weight_entry_evict(store, entry);
     }
     pthread_mutex_unlock(&store->lock);
-    if (ended != NULL && err != EP_OK) {
-        char why[sizeof(error.text)];
-        snprintf(why, sizeof(why), "%s", error.text);
-        ep_error_set(&error, may_come ? EP_ERR_UNAVAILABLE : EP_ERR_NOT_OWNER,
+    if (ended != NULL && l->err != EP_OK) {
+        char why[sizeof(l->error.text)];
+        snprintf(why, sizeof(why), "%s", l->error.text);
+        ep_error_set(&l->error, may_come ? EP_ERR_UNAVAILABLE : EP_ERR_NOT_OWNER,
                      "model %s layer %u expert %u could not be loaded: %.300s", layer->layer.model,
                      layer->layer.shape.layer, entry->expert, why);
-        error.layer = (int32_t)layer->layer.shape.layer;
-        error.expert = (int32_t)entry->expert;
+        l->error.layer = (int32_t)layer->layer.shape.layer;
+        l->error.expert = (int32_t)entry->expert;
     }
-    ep_weight_waits_end(ended, &error);
+    ep_weight_waits_end(ended, &l->error);
     ep_resident_release(unowned);
     store->config.on_change(store->config.arg);
     pthread_mutex_lock(&store->lock);
+}
+
+/* Loads one expert and ends the waits for it. Lock held on entry and exit, not in between. */
+static void load_one(loader *self, expert_entry *entry, load_kind kind)
+{
+    ep_weight_store *store = self->store;
+    load l;
+    begin_load(store, entry, kind, &l);
+    pthread_mutex_unlock(&store->lock);
+    run_load(self, &l);
+    pthread_mutex_lock(&store->lock);
+    end_load(self, &l);
 }
 
 /* ---- the first pass, with its progress ---- */
@@ -703,24 +743,194 @@ static void end_progress(loader *self)
     }
 }
 
-/* Lock held on entry and exit. */
-static void load_first(loader *self, expert_entry *entry)
+/* Lock held. The next of the first pass; NULL: it is not wanted any more. */
+static expert_entry *take_first(loader *self)
 {
     ep_weight_store *store = self->store;
-    const uint64_t bytes = ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer);
+    expert_entry *entry = ep_entry_queue_take(&store->first);
     self->batch_left -= self->batch_left > 0;
     if (!entry->is_wanted) {
         entry->state = EP_EXPERT_ABSENT;
         store->stats.pending_count--;
-        return;
+        entry = NULL;
     }
-    load_one(self, entry, LOAD_FIRST);
+    return entry;
+}
+
+/* Lock held on entry and exit. */
+static void count_first(loader *self, const expert_entry *entry)
+{
+    ep_weight_store *store = self->store;
+    const uint64_t bytes = ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer);
     if (self->has_progress && entry->state != EP_EXPERT_QUEUED) { /* it comes again */
         const bool is_there = entry->state == EP_EXPERT_RESIDENT;
         pthread_mutex_unlock(&store->lock);
         ep_load_progress_add(&self->progress, 1, is_there ? bytes : 0);
         pthread_mutex_lock(&store->lock);
     }
+}
+
+/* Lock held on entry and exit, not in between. */
+static void load_first(loader *self)
+{
+    expert_entry *entry = take_first(self);
+    if (entry != NULL) {
+        load_one(self, entry, LOAD_FIRST);
+        count_first(self, entry);
+        /* without room nothing was loaded: it costs no time */
+        self->owes_first = self->owes_first && entry->state == EP_EXPERT_ABSENT;
+    }
+}
+
+/* ---- the same with helpers ---- */
+
+/*
+ * Before the first request nobody is disturbed, so helpers take the batch's experts in the queue's
+ * order, each with a room of its own. What came of them is dealt with in that order, by the loader:
+ * the log, errors, and who is in memory are those of one thread. Where memory or room might run out
+ * nobody begins any more, and the loader goes on alone; an expert for which memory was refused
+ * beside others is loaded again.
+ */
+typedef struct crew {
+    loader *lead;
+    pthread_cond_t changed;
+    bool has_ended; /* none begins any more */
+    uint64_t bytes; /* that those begun take in memory at most */
+    uint32_t first; /* of loads, a ring */
+    uint32_t count;
+    load loads[2 * EP_WEIGHT_LOADERS_MAX];
+} crew;
+
+/* Lock held. */
+static bool may_begin(const crew *c)
+{
+    const ep_weight_store *store = c->lead->store;
+    const expert_entry *next = store->first.first;
+    return !c->has_ended && !store->stop && c->lead->batch_left > 0 && next != NULL &&
+           store->stats.hits_total + store->stats.misses_total == 0 &&
+           fits(&store->devices[0], c->bytes + store->layers[next->layer_slot].expert_bytes_max,
+                store->devices[0].resident_bytes);
+}
+
+/* Lock held, but for the wait. NULL: nothing more. */
+static load *begin_next(crew *c)
+{
+    ep_weight_store *store = c->lead->store;
+    while (!c->has_ended && c->count == EP_ARRAY_COUNT(c->loads)) {
+        pthread_cond_wait(&c->changed, &store->lock);
+    }
+    while (may_begin(c)) {
+        expert_entry *entry = take_first(c->lead);
+        if (entry != NULL) {
+            load *l = &c->loads[(c->first + c->count) % EP_ARRAY_COUNT(c->loads)];
+            begin_load(store, entry, LOAD_FIRST, l);
+            c->bytes += store->layers[entry->layer_slot].expert_bytes_max;
+            c->count++;
+            return l;
+        }
+    }
+    c->has_ended = true;
+    return NULL;
+}
+
+static bool is_refused_memory(ep_err err)
+{
+    return err == EP_ERR_NO_MEMORY || err == EP_ERR_RESOURCE_EXHAUSTED;
+}
+
+static void *help(void *arg)
+{
+    crew *c = arg;
+    ep_weight_store *store = c->lead->store;
+    loader self = {.store = store};
+    load *l;
+    pthread_mutex_lock(&store->lock);
+    while ((l = begin_next(c)) != NULL) {
+        pthread_mutex_unlock(&store->lock);
+        run_load(&self, l);
+        pthread_mutex_lock(&store->lock);
+        l->is_done = true;
+        c->has_ended = c->has_ended || is_refused_memory(l->err);
+        pthread_cond_broadcast(&c->changed);
+    }
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&store->lock);
+    ep_expert_room_free(&self.room);
+    return NULL;
+}
+
+/* Lock held on entry and exit, not in between. Until none begins any more and all have ended.
+ * again: what is to be loaded once more. */
+static void lead(crew *c, entry_queue *again)
+{
+    ep_weight_store *store = c->lead->store;
+    while (!c->has_ended || c->count > 0) {
+        load *l = &c->loads[c->first];
+        if (c->count == 0 || !l->is_done) {
+            pthread_cond_wait(&c->changed, &store->lock);
+            continue;
+        }
+        if (is_refused_memory(l->err)) {
+            l->entry->state = EP_EXPERT_QUEUED;
+            ep_weight_entry_place(store, l->entry);
+            ep_entry_queue_add(again, l->entry);
+            c->lead->batch_left++;
+        } else {
+            end_load(c->lead, l);
+            count_first(c->lead, l->entry);
+        }
+        c->bytes -= store->layers[l->entry->layer_slot].expert_bytes_max;
+        c->first = (c->first + 1) % EP_ARRAY_COUNT(c->loads);
+        c->count--;
+        pthread_cond_broadcast(&c->changed);
+    }
+}
+
+/* Lock held. 0, 1: none are worth it. */
+static uint32_t helpers_for(const loader *self)
+{
+    const ep_weight_store *store = self->store;
+    const expert_entry *next = store->first.first;
+    const uint64_t each = ep_weight_layer_bytes_read(&store->layers[next->layer_slot].layer);
+    uint64_t count = store->config.load_threads;
+    count = count < EP_WEIGHT_LOADERS_MAX ? count : EP_WEIGHT_LOADERS_MAX;
+    count = count < self->batch_left ? count : self->batch_left;
+    count = count < EP_WEIGHT_LOADING_BYTES / each ? count : EP_WEIGHT_LOADING_BYTES / each;
+    return self->is_alone || store->devices_count > 1 ? 0 : (uint32_t)count;
+}
+
+/* Lock held on entry and exit, not in between. */
+static void load_together(loader *self, uint32_t helpers)
+{
+    ep_weight_store *store = self->store;
+    pthread_t threads[EP_WEIGHT_LOADERS_MAX];
+    uint32_t started = 0;
+    entry_queue again = {.end = &again.first};
+    crew c = {.lead = self};
+    pthread_attr_t attributes;
+    pthread_mutex_unlock(&store->lock);
+    pthread_cond_init(&c.changed, NULL);
+    pthread_attr_init(&attributes);
+    (void)pthread_attr_setstacksize(&attributes, HELPER_STACK_BYTES);
+    while (started < helpers && pthread_create(&threads[started], &attributes, help, &c) == 0) {
+        pthread_setname_np(threads[started++], "ep-loader");
+    }
+    pthread_attr_destroy(&attributes);
+    pthread_mutex_lock(&store->lock);
+    c.has_ended = c.has_ended || started == 0;
+    lead(&c, &again);
+    pthread_mutex_unlock(&store->lock);
+    while (started > 0) {
+        pthread_join(threads[--started], NULL);
+    }
+    pthread_cond_destroy(&c.changed);
+    pthread_mutex_lock(&store->lock);
+    if (again.first != NULL) { /* before all others, as they came */
+        *again.end = store->first.first;
+        store->first.end = store->first.first == NULL ? again.end : store->first.end;
+        store->first.first = again.first;
+    }
+    self->is_alone = self->is_alone || self->batch_left > 0;
 }
 
 /* Lock held on entry and exit, not in between. */
@@ -848,11 +1058,13 @@ static bool work_once(loader *self)
         end_progress(self);
         begin_progress(self);
     }
-    entry = ep_entry_queue_take(&store->first);
-    if (entry != NULL) {
-        load_first(self, entry);
-        /* without room nothing was loaded: it costs no time */
-        self->owes_first = self->owes_first && entry->state == EP_EXPERT_ABSENT;
+    if (store->first.first != NULL) {
+        const uint32_t helpers = helpers_for(self);
+        if (helpers > 1) {
+            load_together(self, helpers);
+        } else {
+            load_first(self);
+        }
         if (store->first.first == NULL) {
             end_progress(self);
             end_first_pass(store);

@@ -16,9 +16,11 @@
  *             budget. When a device is lost its experts are cold and come on the others; with the
  *             last device ownership of all ends.
  *
- * One loader thread reads and packs; nothing of it happens under the store's lock, so resident
- * experts are never blocked. A bad tensor takes down that expert only. Memory: weight_bytes_max of
- * each device, and one expert as it stands in the file, and as what it is quantised into.
+ * One loader thread reads and packs, until the first request comes and with one device several;
+ * nothing of it happens under the store's lock, so resident experts are never blocked. A bad tensor
+ * takes down that expert only. Memory: weight_bytes_max of each device, and one expert as it stands
+ * in the file, and as what it is quantised into; with several threads one for each of them, of
+ * EP_WEIGHT_LOADING_BYTES in the file together at most.
  *
  * Ownership  a resident expert is reference-counted: the store holds one, each job in flight
  *            another. Its weights are unloaded by whoever drops the last.
@@ -32,6 +34,9 @@
 #include "expertd/weight_cache.h"
 #include "model/model.h"
 
+#define EP_WEIGHT_LOADERS_MAX 32
+#define EP_WEIGHT_LOADING_BYTES ((uint64_t)256 << 20)
+
 typedef struct ep_weight_store ep_weight_store;
 
 typedef struct ep_weight_store_config {
@@ -39,6 +44,8 @@ typedef struct ep_weight_store_config {
     ep_backend *const *backends;
     uint32_t backends_count;   /* more than one: without cache */
     uint64_t weight_bytes_max; /* of each; 0: unlimited, or what its device has */
+    /* that load at once until the first request comes; 0: one. As many as compute */
+    uint32_t load_threads;
     /* read by loads after the first pass, of whichever files; 0: unlimited */
     uint64_t load_bytes_per_s;
     /* cold experts likely to be used next are loaded while nothing else is to do */

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/host.h"
 #include "base/random.h"
 #include "support/checkpoint_fixture.h"
 #include "support/gguf_writer.h"
@@ -19,7 +20,7 @@
 #define HIDDEN 2048
 #define INNER 768
 #define EXPERTS 128
-#define ROUNDS 5
+#define ROUNDS 3
 #define PIECE_BYTES ((size_t)1 << 20)
 #define BLOCK_COLUMNS 32
 #define BLOCK_BYTES 18 /* of Q4_0 */
@@ -147,8 +148,10 @@ static double load_us(const form *f, const char *dir, double *out_cpu_us)
                                    .checkpoint = checkpoint,
                                    .format = info->format,
                                    .shape = info->moe_layers[0]};
-    const ep_weight_store_config sc = {
-        .backends = &backend, .backends_count = 1, .on_change = store_on_change};
+    const ep_weight_store_config sc = {.backends = &backend,
+                                       .backends_count = 1,
+                                       .load_threads = ep_host_cpus(),
+                                       .on_change = store_on_change};
     EP_ASSERT(ep_weight_store_create(&sc, &store, &e) == EP_OK);
     EP_ASSERT(ep_weight_store_add_layer(store, &layer, &slot, &e) == EP_OK);
     memset(wanted, 1, sizeof(wanted));

@@ -26,6 +26,7 @@ static ep_weight_store *store;
 static ep_timer_service *timers;
 static bool prefetches, warms_up;
 static uint64_t load_bytes_per_s;
+static uint32_t load_threads = 4; /* until the first request */
 static const char *backend_name = "reference";
 static const uint8_t all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
@@ -57,6 +58,7 @@ static void open_store(uint64_t weight_bytes_max)
                                  .prefetches = prefetches,
                                  .warms_up = warms_up,
                                  .load_bytes_per_s = load_bytes_per_s,
+                                 .load_threads = load_threads,
                                  .timers = timers,
                                  .on_change = store_on_change};
     cr_assert_eq(ep_weight_store_create(&sc, &store, &e), EP_OK);
@@ -1042,6 +1044,66 @@ Test(weight_store, a_truncated_file_takes_down_its_experts_only)
     cr_expect(strstr(stats.last_error, "model demo layer 1 expert") != NULL, "%s",
               stats.last_error);
     cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 1, "what was resident stays");
+}
+
+/* Writes over the beginning of a tensor. */
+static void damage(const char *path, const char *name)
+{
+    static char head[1 << 20];
+    const uint8_t bytes[32] = {255, 255, 255, 255}; /* scales of e8m0: NaN */
+    uint64_t length = 0, begin = 0;
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(pread(fd, &length, sizeof(length), 0), (ssize_t)sizeof(length));
+    cr_assert_lt(length, sizeof(head));
+    cr_assert_eq(pread(fd, head, length, 8), (ssize_t)length);
+    const char *entry = strstr(head, name);
+    cr_assert_not_null(entry, "%s", name);
+    cr_assert_eq(sscanf(strstr(entry, "data_offsets"), "data_offsets\":[%" SCNu64, &begin), 1);
+    cr_assert_eq(pwrite(fd, bytes, sizeof(bytes), (off_t)(8 + length + begin)),
+                 (ssize_t)sizeof(bytes));
+    close(fd);
+}
+
+/* Whoever was first: errors come in the order of the queue. */
+Test(weight_store, experts_that_fail_beside_others_are_told_in_their_order)
+{
+    ep_fixture_config fixture = ep_fixture_default();
+    fixture.hidden = 96;
+    fixture.inner = 64;
+    fixture.expert_format = EP_WEIGHTS_MXFP4;
+    write_anew(&fixture);
+    char path[EP_FIXTURE_PATH_BYTES + 32], first[EP_ERROR_TEXT_BYTES] = "";
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    const uint32_t bad[][2] = {{0, 3}, {0, 4}, {1, 2}};
+    for (size_t i = 0; i < 3; i++) {
+        char name[128];
+        snprintf(name, sizeof(name), "model.layers.%u.block_sparse_moe.experts.%u.w1.weight_scale",
+                 bad[i][0], bad[i][1]);
+        damage(path, name);
+    }
+    for (uint32_t round = 0; round < 20; round++) {
+        uint32_t owned[8];
+        open_store(0);
+        ep_weight_store_want(store, 0, all);
+        ep_weight_store_want(store, 1, all);
+        const ep_weight_stats stats = settle();
+        cr_expect_eq(stats.failed_count, 3);
+        cr_expect_eq(stats.resident_count, 13);
+        cr_expect(strstr(stats.last_error, "model demo layer 1 expert 2: ") != NULL, "%s",
+                  stats.last_error);
+        cr_expect(strstr(stats.last_error, ".experts.2.w1.") != NULL, "%s", stats.last_error);
+        cr_expect(round == 0 || strcmp(stats.last_error, first) == 0, "%s", stats.last_error);
+        snprintf(first, sizeof(first), "%s", stats.last_error);
+        cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 6);
+        cr_expect_eq(owned[3], 5, "3 and 4 are not");
+        ep_weight_store_destroy(store);
+        backend->ops->close(backend);
+        ep_checkpoint_close(checkpoint);
+        store = NULL;
+        backend = NULL;
+        checkpoint = NULL;
+    }
 }
 
 static void read_crowded(ep_backend *instance, ep_backend_device *out_device)
