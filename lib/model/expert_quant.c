@@ -136,7 +136,8 @@ ep_err ep_expert_quantize(const ep_weight_quant *quant, const ep_expert_plan *pl
 {
     size_t bytes[PARTS] = {0};
     uint8_t *to[PARTS];
-    ep_expert_data made = {.source = io_expert->source, .block = 2};
+    ep_expert_data made = {.source = io_expert->source,
+                           .block = !io_expert->block}; /* the other one holds nothing of it */
     size_parts(quant, &made.source, bytes);
     ep_err err = ep_expert_parts_place(room, made.block, bytes, PARTS, to, out_error);
     if (err != EP_OK) {

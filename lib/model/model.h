@@ -172,7 +172,7 @@ typedef struct ep_expert_room {
     struct {
         void *memory;
         size_t bytes;
-    } blocks[3]; /* private: as in the file, as backends take it, quantised */
+    } blocks[2]; /* private: an expert is changed from one into the other */
 } ep_expert_room;
 void ep_expert_room_free(ep_expert_room *room);
 bool ep_expert_room_is_empty(const ep_expert_room *room);
@@ -204,9 +204,10 @@ ep_err ep_checkpoint_read_expert(const ep_checkpoint *checkpoint, uint32_t layer
 ep_err ep_checkpoint_read_expert_in(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
                                     ep_expert_room *room, ep_expert_data *out_expert,
                                     ep_error *out_error);
-/* Frees what of the room the expert read last is not in. False: nothing. */
+/* Frees the block of the room that the expert read last is not in. False: there is none. */
 bool ep_expert_room_trim(ep_expert_room *room, const ep_expert_data *expert);
-/* The same in the files' format; of a checkpoint that is quantised sha256 is not set. */
+/* An expert in a block of its own in the files' format; of a checkpoint that is quantised sha256 is
+ * not set. */
 ep_err ep_checkpoint_read_expert_as_filed(const ep_checkpoint *checkpoint, uint32_t layer,
                                           uint32_t index, ep_expert_data *out_expert,
                                           ep_error *out_error);

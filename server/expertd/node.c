@@ -465,8 +465,7 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
                                  .memory_bytes = config->weight_bytes_max,
                                  .unpinned = !config->pins_threads};
     ep_weight_store_config store = {.weight_bytes_max = config->weight_bytes_max,
-                                    .load_threads =
-                                        config->threads != 0 ? config->threads : ep_host_cpus(),
+                                    .load_threads = compute_threads(config),
                                     .load_bytes_per_s = config->load_bytes_per_s,
                                     .prefetches = config->prefetches,
                                     .warms_up = true,

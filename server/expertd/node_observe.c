@@ -103,7 +103,8 @@ static void collect_weights(const ep_node *node)
     gauge(node, "expertd_weights_bytes", "Memory of packed weights",
           (double)weights.resident_bytes);
     gauge(node, "expertd_expert_load_seconds",
-          "Time that loading one expert took, mean since the start",
+          "Time that loading one expert took, mean since the start (before the first call beside "
+          "others)",
           (double)weights.load_ns_total * 1e-9 / loads);
     counter(node, "expertd_expert_evictions_total", "Experts that made room for others",
             weights.evictions_total);

@@ -57,7 +57,7 @@ typedef struct loader {
     bool has_warned;        /* of such memory */
     uint64_t said_ns;       /* when a load that failed for a reason that all share was said last */
     uint64_t unsaid;        /* that failed so since */
-    bool is_alone;          /* the first pass needs it without helpers from here on */
+    bool is_alone;          /* the batch has no more helpers */
     ep_expert_room room;    /* kept while there is something to load */
 } loader;
 
@@ -65,6 +65,7 @@ typedef struct loader {
 typedef struct load {
     expert_entry *entry;
     load_kind kind;
+    bool is_beside_others; /* it took longer than one alone */
     bool is_done;
     bool is_saved;
     ep_resident *resident; /* NULL: an error */
@@ -403,6 +404,17 @@ static bool give_way(void *arg, size_t bytes_done)
     return goes_on;
 }
 
+/* Gives back the blocks that are kept for the next load, before an expert has to go: true, try
+ * again. What packing refused has its own (pack). No lock held. */
+static bool frees_blocks(loader *self, ep_err err)
+{
+    const bool frees = err == EP_ERR_NO_MEMORY && !ep_expert_room_is_empty(&self->room);
+    if (frees) {
+        ep_expert_room_free(&self->room);
+    }
+    return frees;
+}
+
 /* From its file in the cache. NOT_FOUND: there is none of use. */
 static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_kind kind,
                               ep_resident *resident, ep_error *out_error)
@@ -429,6 +441,9 @@ static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_k
         self->ahead_bytes = file.body_bytes;
     }
     err = ep_weight_cache_read(store->config.cache, &file, &resident->weights, out_error);
+    if (frees_blocks(self, err)) {
+        err = ep_weight_cache_read(store->config.cache, &file, &resident->weights, out_error);
+    }
     self->ahead_bytes = kind == LOAD_PREFETCH ? 0 : self->ahead_bytes;
     if (err != EP_OK) {
         give_back(store, resident, file.body_bytes);
@@ -444,8 +459,12 @@ static ep_err load_from_checkpoint(loader *self, const ep_weight_layer *layer, l
 {
     ep_expert_data data;
     charge_read(self, ep_weight_layer_bytes_read(layer), kind);
-    const ep_err err = ep_checkpoint_read_expert_in(
-        layer->checkpoint, layer->shape.layer, resident->expert, &self->room, &data, out_error);
+    ep_err err = ep_checkpoint_read_expert_in(layer->checkpoint, layer->shape.layer,
+                                              resident->expert, &self->room, &data, out_error);
+    if (frees_blocks(self, err)) {
+        err = ep_checkpoint_read_expert_in(layer->checkpoint, layer->shape.layer, resident->expert,
+                                           &self->room, &data, out_error);
+    }
     return err == EP_OK ? pack(self, layer, &data, kind, resident, out_error) : err;
 }
 
@@ -664,7 +683,7 @@ static void end_load(loader *self, load *l)
     }
     pthread_mutex_lock(&store->lock);
     store->stats.load_ns_total += l->took_ns;
-    if (l->err == EP_OK) {
+    if (l->err == EP_OK && !l->is_beside_others) {
         ep_load_room_loaded(&store->room_ahead, l->took_ns > l->rate_ns ? l->took_ns : l->rate_ns);
     }
     settle(store, entry, l->kind, l->resident, l->is_saved, had_no_room, l->err, &l->error);
@@ -723,6 +742,7 @@ static void begin_progress(loader *self)
     const char *model = store->layers[store->first.first->layer_slot].layer.model;
     uint64_t bytes = 0;
     self->batch_left = 0;
+    self->is_alone = false;
     for (const expert_entry *e = store->first.first; e != NULL; e = e->next) {
         const ep_weight_layer *layer = &store->layers[e->layer_slot].layer;
         self->batch_left++;
@@ -787,19 +807,36 @@ static void load_first(loader *self)
 /*
  * Before the first request nobody is disturbed, so helpers take the batch's experts in the queue's
  * order, each with a room of its own. What came of them is dealt with in that order, by the loader:
- * the log, errors, and who is in memory are those of one thread. Where memory or room might run out
- * nobody begins any more, and the loader goes on alone; an expert for which memory was refused
- * beside others is loaded again.
+ * the log, errors, and who is in memory are those of one thread where no memory is refused. Where
+ * memory or room might run out nobody begins any more, and the loader goes on alone; an expert for
+ * which memory was refused beside others is loaded again.
  */
 typedef struct crew {
     loader *lead;
     pthread_cond_t changed;
-    bool has_ended; /* none begins any more */
-    uint64_t bytes; /* that those begun take in memory at most */
-    uint32_t first; /* of loads, a ring */
+    bool has_ended;      /* none begins any more */
+    uint64_t bytes;      /* that those being loaded take in memory at most */
+    uint64_t file_bytes; /* of the same in their files */
+    uint32_t first;      /* of loads, a ring */
     uint32_t count;
     load loads[2 * EP_WEIGHT_LOADERS_MAX];
 } crew;
+
+/* Lock held. Shared experts are wider than the layer says. */
+static uint64_t file_bytes_of(const ep_weight_store *store, const expert_entry *entry)
+{
+    const layer_entry *layer = &store->layers[entry->layer_slot];
+    const uint64_t bytes = ep_weight_layer_bytes_read(&layer->layer);
+    return entry->expert < layer->layer.shape.experts || bytes > layer->expert_bytes_max
+               ? bytes
+               : layer->expert_bytes_max;
+}
+
+/* Lock held. */
+static bool had_requests(const ep_weight_store *store)
+{
+    return store->stats.hits_total + store->stats.misses_total > 0;
+}
 
 /* Lock held. */
 static bool may_begin(const crew *c)
@@ -807,7 +844,7 @@ static bool may_begin(const crew *c)
     const ep_weight_store *store = c->lead->store;
     const expert_entry *next = store->first.first;
     return !c->has_ended && !store->stop && c->lead->batch_left > 0 && next != NULL &&
-           store->stats.hits_total + store->stats.misses_total == 0 &&
+           !had_requests(store) &&
            fits(&store->devices[0], c->bytes + store->layers[next->layer_slot].expert_bytes_max,
                 store->devices[0].resident_bytes);
 }
@@ -816,14 +853,21 @@ static bool may_begin(const crew *c)
 static load *begin_next(crew *c)
 {
     ep_weight_store *store = c->lead->store;
-    while (!c->has_ended && c->count == EP_ARRAY_COUNT(c->loads)) {
-        pthread_cond_wait(&c->changed, &store->lock);
-    }
     while (may_begin(c)) {
+        const uint64_t file_bytes = file_bytes_of(store, store->first.first);
+        if (c->file_bytes > 0 && c->file_bytes + file_bytes > EP_WEIGHT_LOADING_BYTES) {
+            return NULL; /* those that run are enough for experts of this size */
+        }
+        if (c->count == EP_ARRAY_COUNT(c->loads)) {
+            pthread_cond_wait(&c->changed, &store->lock);
+            continue;
+        }
         expert_entry *entry = take_first(c->lead);
         if (entry != NULL) {
             load *l = &c->loads[(c->first + c->count) % EP_ARRAY_COUNT(c->loads)];
             begin_load(store, entry, LOAD_FIRST, l);
+            l->is_beside_others = true;
+            c->file_bytes += file_bytes;
             c->bytes += store->layers[entry->layer_slot].expert_bytes_max;
             c->count++;
             return l;
@@ -850,6 +894,8 @@ static void *help(void *arg)
         run_load(&self, l);
         pthread_mutex_lock(&store->lock);
         l->is_done = true;
+        c->file_bytes -= file_bytes_of(store, l->entry);
+        c->bytes -= store->layers[l->entry->layer_slot].expert_bytes_max; /* the device's now */
         c->has_ended = c->has_ended || is_refused_memory(l->err);
         pthread_cond_broadcast(&c->changed);
     }
@@ -879,7 +925,6 @@ static void lead(crew *c, entry_queue *again)
             end_load(c->lead, l);
             count_first(c->lead, l->entry);
         }
-        c->bytes -= store->layers[l->entry->layer_slot].expert_bytes_max;
         c->first = (c->first + 1) % EP_ARRAY_COUNT(c->loads);
         c->count--;
         pthread_cond_broadcast(&c->changed);
@@ -890,13 +935,12 @@ static void lead(crew *c, entry_queue *again)
 static uint32_t helpers_for(const loader *self)
 {
     const ep_weight_store *store = self->store;
-    const expert_entry *next = store->first.first;
-    const uint64_t each = ep_weight_layer_bytes_read(&store->layers[next->layer_slot].layer);
+    const uint64_t each = file_bytes_of(store, store->first.first);
     uint64_t count = store->config.load_threads;
     count = count < EP_WEIGHT_LOADERS_MAX ? count : EP_WEIGHT_LOADERS_MAX;
     count = count < self->batch_left ? count : self->batch_left;
     count = count < EP_WEIGHT_LOADING_BYTES / each ? count : EP_WEIGHT_LOADING_BYTES / each;
-    return self->is_alone || store->devices_count > 1 ? 0 : (uint32_t)count;
+    return self->is_alone || store->devices_count > 1 || had_requests(store) ? 0 : (uint32_t)count;
 }
 
 /* Lock held on entry and exit, not in between. */
@@ -1078,7 +1122,7 @@ static bool work_once(loader *self)
     return false;
 }
 
-/* Lock held, but for the wait and before it. */
+/* Lock held, but for the wait, and while blocks are freed: then it does not wait. */
 static void await_work(loader *self)
 {
     ep_weight_store *store = self->store;

@@ -38,7 +38,7 @@ typedef struct layer_entry {
 typedef struct device_entry {
     ep_backend *backend;
     uint64_t limit_bytes; /* 0: none */
-    /* also of experts that only jobs still hold, and of the one being loaded */
+    /* also of experts that only jobs still hold, and of those being loaded */
     uint64_t resident_bytes;
     uint64_t leaving_bytes; /* of experts that only jobs still hold */
     bool is_lost;

@@ -1065,6 +1065,60 @@ static void damage(const char *path, const char *name)
     close(fd);
 }
 
+static pthread_barrier_t two;
+
+static ep_err load_beside_another(ep_backend *base, const ep_expert_source *source,
+                                  ep_backend_weights **out_weights, ep_error *out_error)
+{
+    pthread_barrier_wait(&two);
+    return plain_ops->weights_load(base, source, out_weights, out_error);
+}
+
+Test(weight_store, experts_of_the_first_pass_load_side_by_side)
+{
+    pthread_barrier_init(&two, NULL, 2);
+    open_store(0);
+    change_ops()->weights_load = load_beside_another;
+    ep_weight_store_want(store, 0, all);
+    cr_expect_eq(settle().resident_count, 8);
+}
+
+static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER;
+static bool has_asked;
+static uint32_t threads_with_more; /* loads than one */
+static _Thread_local uint32_t loads_here;
+
+/* None ends before there was a request. */
+static ep_err load_after_a_request(ep_backend *base, const ep_expert_source *source,
+                                   ep_backend_weights **out_weights, ep_error *out_error)
+{
+    const uint32_t first = 0;
+    ep_resident *resident;
+    pthread_mutex_lock(&asking);
+    if (!has_asked) {
+        has_asked = true;
+        cr_expect(hold(0, &first, 1, &resident));
+        ep_resident_release(resident);
+    }
+    threads_with_more += ++loads_here == 2;
+    pthread_mutex_unlock(&asking);
+    return plain_ops->weights_load(base, source, out_weights, out_error);
+}
+
+Test(weight_store, from_the_first_request_on_one_thread_loads)
+{
+    const uint8_t one[8] = {1};
+    open_store(0);
+    ep_weight_store_want(store, 0, one);
+    cr_expect_eq(settle().resident_count, 1);
+    change_ops()->weights_load = load_after_a_request;
+    ep_weight_store_want(store, 0, all);
+    ep_weight_store_want(store, 1, all);
+    cr_expect_eq(settle().resident_count, 16);
+    cr_expect(has_asked);
+    cr_expect_eq(threads_with_more, 1u, "%u", threads_with_more);
+}
+
 /* Whoever was first: errors come in the order of the queue. */
 Test(weight_store, experts_that_fail_beside_others_are_told_in_their_order)
 {
