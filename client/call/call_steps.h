@@ -66,7 +66,7 @@ static inline ep_slot_kind ep_call_slot(const ep_call *call, uint32_t number, ui
                          number % call->slots_per_token, out_expert);
 }
 
-/* EP_NO_EXPERT for a slot that needs no row. */
+/* Table index of a slot that needs a row (routed or shared). */
 static inline uint32_t ep_call_expert(const ep_call *call, uint32_t number)
 {
     uint32_t expert;

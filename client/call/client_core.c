@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who uses a client, and lists of its calls under one short lock. */
+#include "call/client_core.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "call/call.h"

@@ -20,7 +20,8 @@ void ep_host_boot_id(char out_name[EP_HOST_BYTES]);
 void ep_host_choose_id(const char *kernels, const char *managers, char out_name[EP_HOST_BYTES]);
 
 /* CPUs that this process may use, as its first thread was told; 1 at least. Which thread asks makes
- * no difference: it may be bound to one of them. */
+ * no difference: it may be bound to one of them. A program that binds its first thread has said so
+ * for all. */
 uint32_t ep_host_cpus(void);
 
 #endif

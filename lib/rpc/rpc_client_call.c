@@ -615,7 +615,12 @@ ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
                                     request->metadata_count, request->header, tensors, &out);
     if (err != EP_OK) {
         ep_buffer_unref(tensors);
-        return ep_error_set(out_error, err, "no buffer for a request: %s", ep_err_text(err));
+        ep_error_set(out_error, err, "no buffer for a request: %s", ep_err_text(err));
+        pthread_mutex_lock(&channel->lock);
+        const ep_err state = check_state_locked(channel, request, 0, out_error);
+        pthread_mutex_unlock(&channel->lock);
+        return state != EP_OK ? state : err; /* of a channel that is not there nobody waits for
+                                                a buffer */
     }
     pthread_mutex_lock(&channel->lock);
     err = enter_locked(channel, request, out, on_reply, arg, out_id, out_error);

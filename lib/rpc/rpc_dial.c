@@ -265,7 +265,7 @@ void ep_rpc_client_hello(ep_rpc_client_link *link, const ep_frame *frame, const 
     }
 }
 
-/* ---- the connection's callbacks ---- */
+/* ---- the connection's callbacks: on_frame and on_sent are rpc_reply.c's ---- */
 
 static void client_closed(ep_rpc_link *base, const ep_error *error)
 {

@@ -189,8 +189,8 @@ void ep_rpc_service_dispatch(ep_rpc_call *call, const ep_frame *frame, uint32_t 
 ProtobufCService *ep_rpc_service_find(const ep_rpc_server *server,
                                       const ProtobufCServiceDescriptor *descriptor);
 
-/* A call for this request; takes the buffer on success, and from then on a reference of its origin,
- * which the caller gives it. NULL when out of memory. */
+/* A call for this request. On success it owns the buffer, and the caller takes one reference of
+ * origin for it, which the call's last unref drops. NULL when out of memory. */
 ep_rpc_call *ep_rpc_call_create(ep_rpc_origin *origin, const ep_frame *frame,
                                 ep_buffer *taken_buffer);
 void ep_rpc_call_ref(ep_rpc_call *call);

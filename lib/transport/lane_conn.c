@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "transport/lane_fork.h"
 
 #define MEMORY_BACKOFF_MIN_MS 1
 #define MEMORY_BACKOFF_MAX_MS 50

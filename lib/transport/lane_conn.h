@@ -16,7 +16,6 @@
 #include "transport/lane_accept.h"
 #include "transport/lane_assembler.h"
 #include "transport/lane_common.h"
-#include "transport/lane_fork.h"
 
 typedef struct ep_lane_conn {
     ep_conn base;

@@ -33,7 +33,8 @@ int ep_lane_fd_end(int taken_fd);
 /* Closes a descriptor that is known. Any other number is left alone: in a child it is another
  * file's. */
 void ep_lane_fd_close(int fd);
-/* The same without closing it, for a file whose close may wait. */
+/* The same without closing it: the caller does, since its close may wait. A child forked before
+ * that has it. */
 void ep_lane_fd_forget(int fd);
 
 #endif

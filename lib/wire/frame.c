@@ -285,6 +285,19 @@ void ep_frame_credit_decode(const uint8_t header[EP_FRAME_CREDIT_BYTES],
     *out_credit = (ep_frame_credit){.tokens = le64toh(values[0]), .bytes = le64toh(values[1])};
 }
 
+/*
+ * ISA-L's AVX-512 form (used from 256 bytes on) returns with the upper halves of the vector
+ * registers in use. From then on every SSE instruction of the thread must keep them: code that
+ * mixes SSE and AVX, such as the caller's own calls into libm, was measured more than 100 times
+ * slower.
+ */
+#if defined(__x86_64__)
+__attribute__((target("avx"))) static void clean_vector_registers(void)
+{
+    __builtin_ia32_vzeroupper();
+}
+#endif
+
 uint32_t ep_crc32c(uint32_t crc, const void *data, size_t bytes)
 {
     const uint8_t *at = data;
@@ -296,14 +309,8 @@ uint32_t ep_crc32c(uint32_t crc, const void *data, size_t bytes)
         bytes -= piece;
     }
 #if defined(__x86_64__)
-    /*
-     * ISA-L's AVX-512 form (used from 256 bytes on) returns with the upper halves of the vector
-     * registers in use. From then on every SSE instruction of the thread must keep them: code that
-     * mixes SSE and AVX, such as the caller's own calls into libm, was measured more than 100 times
-     * slower.
-     */
     if (__builtin_cpu_supports("avx")) {
-        __asm__ volatile("vzeroupper");
+        clean_vector_registers();
     }
 #endif
     return crc;

@@ -324,12 +324,13 @@ static void on_job_done(ep_job *job, ep_err result)
     ended_list ended = {.end = &ended.first};
     ep_work *works = run->pick.works;
     const uint32_t rows = job->rows_count;
+    ep_backend_weights *weights = job->weights; /* the job is run's */
     end_job_spans(run, result);
     pthread_mutex_lock(&batcher->lock);
     ep_batch_policy_done(&batcher->policy, &run->pick);
     run->next_free = batcher->free;
     batcher->free = run;
-    count_ended(batcher, job->weights, rows, result);
+    count_ended(batcher, weights, rows, result);
     batcher->callbacks++;
     pump(batcher, &ended);
     pthread_mutex_unlock(&batcher->lock);

@@ -32,7 +32,8 @@ typedef struct ep_work_trace {
 struct ep_work {
     ep_backend *backend; /* whose weights these are */
     /* rows (1..ep_batch_rows_max of its class), types, weights and trace: the backend is given a
-     * copy, with the rows of all works that ride together. */
+     * copy, with the rows of all works that ride together, and a priority, done and arg of
+     * the batcher's. */
     ep_job job;
     ep_work_place place;
     bool (*is_dropped)(const ep_work *work); /* asked just before compute: true ends it with

@@ -56,7 +56,7 @@ typedef struct ep_weight_store_config {
     /* borrowed; ends waits at their deadline. NULL: they end with the load */
     ep_timer_service *timers;
     bool shows_bar; /* progress of loading on stderr, when that is a terminal; else the log tells */
-    /* after each load and when the loader becomes idle; from the loader's thread; no lock held */
+    /* after each load and when the loader becomes idle; from any thread; no lock held */
     void (*on_change)(void *arg);
     void *arg;
 } ep_weight_store_config;

@@ -5,7 +5,6 @@
  */
 #include <math.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "bench/bench_service.h"

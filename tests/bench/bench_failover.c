@@ -63,7 +63,8 @@ static void on_done(void *arg, const ep_moe_result *result);
 static void begin(caller *c)
 {
     const bench_tokens of = {TOKENS, TOP_K, HIDDEN, x, ids, scales};
-    const ep_moe_args args = bench_args(&of);
+    ep_moe_args args = bench_args(&of);
+    args.deadline_us = 30000000;
     ep_error error;
     ep_tensor out = ep_tensor_2d(c->out, EP_DTYPE_BF16, TOKENS, HIDDEN);
     c->began_us = bench_now_us();

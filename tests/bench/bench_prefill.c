@@ -23,9 +23,9 @@
  */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "base/random.h"
 #include "base/buffer.h"
 #include "base/numeric.h"
 #include "bench/bench_service.h"
@@ -148,6 +148,10 @@ static void fill_inputs(rank_state *r)
         seed = 100 + from;
         bench_draw_routing(&seed, TOKENS, TOP_K, EXPERTS, r->all_ids + (size_t)from * SLOTS,
                            r->all_scales + (size_t)from * SLOTS);
+    }
+    for (size_t i = 0; i < (size_t)RANKS * SLOTS; i++) { /* unlike, or swapped ones would not show
+                                                          */
+        r->all_scales[i] = (float)(ep_splitmix64(&seed) % 1000 + 1) / 1000;
     }
     memcpy(r->ids, r->all_ids + (size_t)r->rank * SLOTS, (size_t)SLOTS * sizeof(*r->ids));
     for (size_t i = 0; i < (size_t)RANKS * SLOTS; i++) {

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 
+#include "base/check.h"
 #include "base/numeric.h"
 #include "base/random.h"
 
@@ -60,6 +61,7 @@ ep_client *bench_client_of(const ep_test_process *nodes, size_t count,
                            void (*change)(ep_client_config *config))
 {
     const char *urls[16];
+    EP_ASSERT(count <= EP_ARRAY_COUNT(urls));
     for (size_t n = 0; n < count; n++) {
         urls[n] = nodes[n].rpc_url;
     }

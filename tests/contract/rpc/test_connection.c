@@ -324,10 +324,15 @@ Test(rpc_connection_tcp, nobody_listening_is_unavailable)
     raw_peer_fini(&gone);
     ep_rpc_channel_config config = {.address = {.url = f.url}};
     fixture_common(&f, &config.common);
+    cr_assert_eq(ep_buffer_pool_create_child(f.pool, 1, &config.common.pool), EP_OK);
     cr_assert_eq(ep_rpc_channel_create(&config, &f.channel, &error), EP_OK);
     cr_assert_neq(ep_rpc_channel_wait_ready(f.channel, EP_TIME_NEVER, &error), EP_OK);
     ASSERT_TEXT(error, f.url);
+    /* nor does it matter that there is no buffer for the request */
     cr_assert_eq(forward(&f, "echo", 0, 1, EP_TIME_NEVER, &a), EP_ERR_UNAVAILABLE);
+    ep_rpc_channel_destroy(f.channel);
+    f.channel = NULL;
+    ep_buffer_pool_destroy(config.common.pool);
     fixture_fini(&f);
 }
 

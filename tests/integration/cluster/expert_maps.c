@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/check.h"
 #include "support/cluster.h"
 
 static const char map[] = "{\"moe_layer_count\":2,\"layer_list\":["

@@ -15,7 +15,7 @@
 
 enum { TOKENS = 256, CALLS_IN_FLIGHT = 16, TOP_K = 2, BATCHES = 4, RSS_GROWTH_KIB = 8192 };
 
-#define ROUND (ep_test_sanitized ? 60 : 200)
+#define ROUND (ep_test_sanitized ? 20 : 200)
 
 static ep_test_cluster cluster;
 static ep_test_batch batches[BATCHES]; /* of TOKENS tokens; the last one of 1 */
@@ -34,7 +34,7 @@ static void overload(ep_client *client)
                                                   .batches = batches,
                                                   .batches_count = BATCHES - 1,
                                                   .calls_in_flight = CALLS_IN_FLIGHT,
-                                                  .deadline_us = 60000000,
+                                                  .deadline_us = 600000000,
                                                   .mode = EP_MOE_PREFILL});
     ep_test_load_wait_succeeded(load, ROUND);
     long before_kib = ep_test_process_usage(cluster.nodes[0].pid).rss_kib;
@@ -69,7 +69,7 @@ static void *run_rank(void *arg)
     ep_tensor out = ep_tensor_2d(y, EP_DTYPE_BF16, batch->tokens, batch->hidden);
     ep_test_batch_args(batch, &args);
     args.mode = EP_MOE_DECODE;
-    args.deadline_us = 60000000;
+    args.deadline_us = 600000000;
     args.step_group = r->step;
     args.step_group_size = r->step != 0 ? 2 : 0;
     args.tenant = r->tenant;

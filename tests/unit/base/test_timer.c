@@ -19,6 +19,14 @@ static uint64_t fired_due[COUNT];
 static int fired;
 static int early;
 static sem_t all_done;
+static sem_t all_armed;
+
+/* Else one that is due early could be armed after a later one has fired. */
+static void wait_until_armed(ep_timer *timer, void *arg)
+{
+    (void)timer, (void)arg;
+    sem_wait(&all_armed);
+}
 
 static void on_fire(ep_timer *timer, void *arg)
 {
@@ -34,15 +42,20 @@ static void on_fire(ep_timer *timer, void *arg)
 Test(timer, fires_in_order_and_never_early)
 {
     ep_timer_service *service;
+    ep_timer gate;
     uint64_t seed = 42, start = ep_clock_now_ns() + 50 * EP_NS_PER_MS;
     sem_init(&all_done, 0, 0);
+    sem_init(&all_armed, 0, 0);
     cr_assert_eq(ep_timer_service_create("test-timer", &service), EP_OK);
+    ep_timer_init(&gate, wait_until_armed, NULL);
+    cr_assert_eq(ep_timer_arm(service, &gate, 0), EP_OK);
     for (int i = 0; i < COUNT; i++) {
         items[i].due_ns = start + ep_splitmix64(&seed) % (20 * EP_NS_PER_MS);
         ep_timer_init(&items[i].timer, on_fire, &items[i]);
         cr_assert_eq(ep_timer_arm(service, &items[i].timer, EP_TIME_NEVER - 1), EP_OK);
         cr_assert_eq(ep_timer_arm(service, &items[i].timer, items[i].due_ns), EP_OK);
     }
+    sem_post(&all_armed);
     sem_wait(&all_done);
     ep_timer_service_destroy(service);
     cr_assert_eq(early, 0);

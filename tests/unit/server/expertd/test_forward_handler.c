@@ -11,7 +11,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "base/numeric.h"
 #include "expertd/forward_handler.h"
