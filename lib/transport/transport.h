@@ -30,13 +30,13 @@
  *            Peer death (end of stream) is on_closed with CONNECTION_LOST, after the frames it had
  *            sent.
  * Threads    All calls from any thread, also from callbacks.
- * Forks      A child has no thread of its parent's lanes and keeps no descriptor (but nng's, and a
- *            shm memory that is being received), and may open lanes of its own where
- * ep_lane_check_fork allows it. What the parent opened may be closed, released, started and sent on
- * in the child as well: that returns at once, does and frees nothing and calls nobody, and a send
- * is CLOSED. What is left of it is memory. None of these calls reaches an ep_lane_ops. A lane with
- * threads or state of its own hooks ep_lane_fork_hook, so that in a child it begins anew and its
- * fini ends only its own.
+ * Forks      A child has no thread of its parent's lanes and keeps none of their descriptors (but
+ *            nng's, and a shm memory that is being received). It may open lanes of its own where
+ *            ep_lane_check_fork allows it. What the parent opened may be closed, released, started
+ *            and sent on in the child as well: that returns at once, frees nothing and calls
+ *            nobody; a send is CLOSED. None of these calls reaches an ep_lane_ops. A lane with
+ *            threads or state of its own hooks ep_lane_fork_hook, so that in a child it begins anew
+ *            and its fini ends only its own.
  */
 #ifndef EP_TRANSPORT_TRANSPORT_H
 #define EP_TRANSPORT_TRANSPORT_H

@@ -45,8 +45,8 @@ static ep_err take_welcome(shm_dial *d, ep_conn **out_conn, ep_error *out_error)
     }
     if (err == EP_OK) {
         err = ep_shm_memory_adopt(memory_fd, ring_bytes, &memory, out_error);
-        close(memory_fd); /* a child that has it meanwhile hides no end, and
-                              keeps the memory */
+        /* not known to lane_fork.h: a child forked meanwhile keeps the memory, but hides no end */
+        close(memory_fd);
     }
     if (err == EP_OK) { /* which takes the socket in every case */
         int socket = d->socket;
