@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the store's table (weight_store.c) and its loader (weight_loader.c) share. */
+/* What the store's table (weight_store.c) shares with the threads that load and save. */
 #ifndef EP_EXPERTD_WEIGHT_STORE_PRIVATE_H
 #define EP_EXPERTD_WEIGHT_STORE_PRIVATE_H
 
@@ -133,7 +133,7 @@ void ep_weight_errors_judge(ep_weight_store *store, const ep_resident *resident)
 /* The same. In one line a model, when there is something that was not said. */
 void ep_weight_errors_say(ep_weight_store *store);
 
-/* weight_loader.c */
+/* weight_loader.c, weight_saver.c */
 void *ep_weight_loader_main(void *store);
 void *ep_weight_saver_main(void *store);
 /* weight_warm.c. No lock held. */
