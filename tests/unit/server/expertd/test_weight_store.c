@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loading, budget, bad tensors, references and letting go, on a real checkpoint. */
 #include <criterion/criterion.h>
+#include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -27,6 +30,7 @@ static ep_timer_service *timers;
 static bool prefetches, warms_up;
 static uint64_t load_bytes_per_s;
 static uint32_t load_threads = 4; /* until the first request */
+static uint32_t claimed_inner;    /* of layer 1, for what depends on the size of its experts */
 static const char *backend_name = "reference";
 static const uint8_t all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
@@ -38,14 +42,16 @@ static ep_weight_stats settle(void)
 static ep_weight_layer layer_of(uint32_t index)
 {
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
-    return (ep_weight_layer){.model = "demo",
+    ep_weight_layer layer = {.model = "demo",
                              .checkpoint = checkpoint,
                              .format = info->format,
                              .shape = info->moe_layers[index]};
+    layer.shape.inner = index == 1 && claimed_inner != 0 ? claimed_inner : layer.shape.inner;
+    return layer;
 }
 
-/* A store over the fixture's two layers of 8 experts. */
-static void open_store(uint64_t weight_bytes_max)
+/* A store over the fixture's two layers of 8 experts, without its threads. */
+static void open_store_at_rest(uint64_t weight_bytes_max)
 {
     ep_error e;
     uint32_t slot;
@@ -68,7 +74,18 @@ static void open_store(uint64_t weight_bytes_max)
         cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK);
         cr_assert_eq(slot, l);
     }
+}
+
+static void start_store(void)
+{
+    ep_error e;
     cr_assert_eq(ep_weight_store_start(store, &e), EP_OK);
+}
+
+static void open_store(uint64_t weight_bytes_max)
+{
+    open_store_at_rest(weight_bytes_max);
+    start_store();
 }
 
 static void setup(void)
@@ -1046,25 +1063,6 @@ Test(weight_store, a_truncated_file_takes_down_its_experts_only)
     cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 1, "what was resident stays");
 }
 
-/* Writes over the beginning of a tensor. */
-static void damage(const char *path, const char *name)
-{
-    static char head[1 << 20];
-    const uint8_t bytes[32] = {255, 255, 255, 255}; /* scales of e8m0: NaN */
-    uint64_t length = 0, begin = 0;
-    const int fd = open(path, O_RDWR | O_CLOEXEC);
-    cr_assert_geq(fd, 0);
-    cr_assert_eq(pread(fd, &length, sizeof(length), 0), (ssize_t)sizeof(length));
-    cr_assert_lt(length, sizeof(head));
-    cr_assert_eq(pread(fd, head, length, 8), (ssize_t)length);
-    const char *entry = strstr(head, name);
-    cr_assert_not_null(entry, "%s", name);
-    cr_assert_eq(sscanf(strstr(entry, "data_offsets"), "data_offsets\":[%" SCNu64, &begin), 1);
-    cr_assert_eq(pwrite(fd, bytes, sizeof(bytes), (off_t)(8 + length + begin)),
-                 (ssize_t)sizeof(bytes));
-    close(fd);
-}
-
 static pthread_barrier_t two;
 
 static ep_err load_beside_another(ep_backend *base, const ep_expert_source *source,
@@ -1119,45 +1117,193 @@ Test(weight_store, from_the_first_request_on_one_thread_loads)
     cr_expect_eq(threads_with_more, 1u, "%u", threads_with_more);
 }
 
-/* Whoever was first: errors come in the order of the queue. */
+#define EXPERTS 8 /* routed ones of each of the two layers */
+
+static uint8_t beginnings[2 * EXPERTS][32]; /* of up */
+
+/* Which one it is: those of layer 0 come first, as they are queued; 2 * EXPERTS: a shared one. */
+static uint32_t number_of(const ep_expert_source *source)
+{
+    uint32_t n = 0;
+    while (n < 2 * EXPERTS && memcmp(source->up, beginnings[n], sizeof(beginnings[n])) != 0) {
+        n++;
+    }
+    return n;
+}
+
+static void look_at_experts(void)
+{
+    for (uint32_t n = 0; n < 2 * EXPERTS; n++) {
+        ep_expert_data data;
+        ep_error e;
+        ASSERT_OK(ep_checkpoint_read_expert(checkpoint, n / EXPERTS, n % EXPERTS, &data, &e), e);
+        memcpy(beginnings[n], data.source.up, sizeof(beginnings[n]));
+        ep_expert_data_free(&data);
+    }
+}
+
+static uint32_t bad; /* bit n: its load fails */
+static sem_t others_ended;
+static uint32_t others_count;
+
+/* The first of the queue ends when so many others have. */
+static ep_err load_first_last(ep_backend *base, const ep_expert_source *source,
+                              ep_backend_weights **out_weights, ep_error *out_error)
+{
+    const uint32_t n = number_of(source);
+    for (uint32_t i = 0; n == 0 && i < others_count; i++) {
+        while (sem_wait(&others_ended) != 0) {
+        }
+    }
+    const ep_err err = (bad >> n & 1) != 0
+                           ? ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "made up")
+                           : plain_ops->weights_load(base, source, out_weights, out_error);
+    sem_post(&others_ended);
+    return err;
+}
+
 Test(weight_store, experts_that_fail_beside_others_are_told_in_their_order)
 {
-    ep_fixture_config fixture = ep_fixture_default();
-    fixture.hidden = 96;
-    fixture.inner = 64;
-    fixture.expert_format = EP_WEIGHTS_MXFP4;
-    write_anew(&fixture);
-    char path[EP_FIXTURE_PATH_BYTES + 32], first[EP_ERROR_TEXT_BYTES] = "";
-    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
-    const uint32_t bad[][2] = {{0, 3}, {0, 4}, {1, 2}};
-    for (size_t i = 0; i < 3; i++) {
-        char name[128];
-        snprintf(name, sizeof(name), "model.layers.%u.block_sparse_moe.experts.%u.w1.weight_scale",
-                 bad[i][0], bad[i][1]);
-        damage(path, name);
+    static const uint32_t failing[] = {0, 3, 4, EXPERTS + 2};
+    char line[512];
+    int saved;
+    open_store_at_rest(0);
+    look_at_experts();
+    for (size_t i = 0; i < 4; i++) {
+        bad |= 1u << failing[i];
     }
-    for (uint32_t round = 0; round < 20; round++) {
-        uint32_t owned[8];
-        open_store(0);
+    others_count = 2 * EXPERTS - 1;
+    sem_init(&others_ended, 0, 0);
+    change_ops()->weights_load = load_first_last;
+    const int fd = catch_log(&saved);
+    ep_weight_store_want(store, 0, all);
+    ep_weight_store_want(store, 1, all);
+    start_store();
+    const ep_weight_stats stats = settle();
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    cr_expect_eq(stats.failed_count, 4);
+    cr_expect_eq(stats.resident_count, 12);
+    cr_expect_str_eq(stats.last_error, "model demo layer 1 expert 2: made up");
+    FILE *log = fdopen(fd, "r");
+    rewind(log);
+    for (size_t i = 0; i < 4; i++) {
+        char wanted[64];
+        snprintf(wanted, sizeof(wanted), " layer=%u expert=%u ", failing[i] / EXPERTS,
+                 failing[i] % EXPERTS);
+        cr_assert_not_null(fgets(line, sizeof(line), log));
+        cr_expect_not_null(strstr(line, wanted), "%s", line);
+    }
+    cr_expect_null(fgets(line, sizeof(line), log));
+    fclose(log);
+}
+
+static uint32_t threads_at_rest;
+static uint32_t helpers_max;
+static uint32_t first_counted; /* by its number */
+static _Atomic uint32_t loads_running, loads_running_max;
+
+static uint32_t count_threads(void)
+{
+    uint32_t count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    cr_assert_not_null(tasks);
+    for (struct dirent *e; (e = readdir(tasks)) != NULL;) {
+        count += e->d_name[0] != '.';
+    }
+    closedir(tasks);
+    return count;
+}
+
+/* A large one: it does not end before only as many helpers are left as may load such, or more of
+ * them run. */
+static ep_err load_counted(ep_backend *base, const ep_expert_source *source,
+                           ep_backend_weights **out_weights, ep_error *out_error)
+{
+    if (number_of(source) >= first_counted) {
+        const uint32_t running = atomic_fetch_add(&loads_running, 1) + 1;
+        uint32_t most = atomic_load(&loads_running_max);
+        while (running > most &&
+               !atomic_compare_exchange_weak(&loads_running_max, &most, running)) {
+        }
+        while (count_threads() > threads_at_rest + helpers_max &&
+               atomic_load(&loads_running_max) <= helpers_max) {
+            sched_yield();
+        }
+        atomic_fetch_sub(&loads_running, 1);
+    }
+    return plain_ops->weights_load(base, source, out_weights, out_error);
+}
+
+/* Layer 1 with experts of so many bytes, behind those of layer 0 (first 0) or alone. */
+static void expect_together(uint64_t bytes, uint32_t first, uint32_t helpers)
+{
+    claimed_inner = (uint32_t)(bytes / (3 * 32 * 2));
+    open_store_at_rest(0);
+    look_at_experts();
+    change_ops()->weights_load = load_counted;
+    atomic_store(&loads_running_max, 0);
+    first_counted = EXPERTS;
+    helpers_max = helpers;
+    if (first == 0) {
+        ep_weight_store_want(store, 0, all);
+    }
+    ep_weight_store_want(store, 1, all);
+    threads_at_rest = count_threads() + 1; /* the loader */
+    start_store();
+    cr_expect_eq(settle().resident_count, 2 * EXPERTS - first);
+    cr_expect_leq(atomic_load(&loads_running_max), helpers);
+    cr_expect_geq(atomic_load(&loads_running_max), 1);
+    ep_weight_store_stop(store);
+    backend->ops = plain_ops;
+    teardown();
+    setup();
+    store = NULL;
+    backend = NULL;
+    checkpoint = NULL;
+}
+
+/* Each reads a whole expert into memory. */
+Test(weight_store, large_experts_load_side_by_side_as_far_as_the_bytes_of_their_files_go)
+{
+    expect_together(EP_WEIGHT_LOADING_BYTES / 2 - 4096, EXPERTS, 2);
+    expect_together(EP_WEIGHT_LOADING_BYTES / 2 + 4096, 0, 1);
+}
+
+static uint32_t helpers_left = UINT32_MAX; /* that can be started */
+
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *arg);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *arg);
+
+/* Only helpers have attributes here. */
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *arg)
+{
+    if (attributes != NULL && helpers_left == 0) {
+        return EAGAIN;
+    }
+    helpers_left -= attributes != NULL;
+    return __real_pthread_create(thread, attributes, run, arg);
+}
+
+Test(weight_store, where_helpers_cannot_be_started_the_others_load_all)
+{
+    for (uint32_t can_be = 0; can_be < 2; can_be++) {
+        open_store_at_rest(0);
+        helpers_left = can_be;
         ep_weight_store_want(store, 0, all);
         ep_weight_store_want(store, 1, all);
-        const ep_weight_stats stats = settle();
-        cr_expect_eq(stats.failed_count, 3);
-        cr_expect_eq(stats.resident_count, 13);
-        cr_expect(strstr(stats.last_error, "model demo layer 1 expert 2: ") != NULL, "%s",
-                  stats.last_error);
-        cr_expect(strstr(stats.last_error, ".experts.2.w1.") != NULL, "%s", stats.last_error);
-        cr_expect(round == 0 || strcmp(stats.last_error, first) == 0, "%s", stats.last_error);
-        snprintf(first, sizeof(first), "%s", stats.last_error);
-        cr_expect_eq(ep_weight_store_owned(store, 0, owned, NULL), 6);
-        cr_expect_eq(owned[3], 5, "3 and 4 are not");
-        ep_weight_store_destroy(store);
-        backend->ops->close(backend);
-        ep_checkpoint_close(checkpoint);
-        store = NULL;
-        backend = NULL;
-        checkpoint = NULL;
+        start_store();
+        cr_expect_eq(settle().resident_count, 16);
+        cr_expect_eq(helpers_left, 0);
+        teardown();
+        setup();
     }
+    store = NULL;
+    backend = NULL;
+    checkpoint = NULL;
 }
 
 static void read_crowded(ep_backend *instance, ep_backend_device *out_device)
