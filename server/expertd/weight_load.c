@@ -61,18 +61,18 @@ bool ep_weight_load_await_rate(loader *self, load_kind kind)
 
 /* ---- from the cache, from the checkpoint ---- */
 
-/* Whether a load that ended so is worth another try: its device is lost, and others are left. No
- * lock held. */
-static bool loses_device(loader *self, const ep_resident *resident, ep_err err,
-                         const ep_error *error)
+/* Whether a load that ended so is worth another try: its device is lost, and others are left that
+ * it may ask. No lock held. */
+static bool loses_device(ep_weight_store *store, const expert_entry *entry,
+                         const ep_resident *resident, ep_err err, const ep_error *error)
 {
-    ep_weight_store *store = self->store;
     if (err != EP_ERR_DEVICE_LOST || resident->device == EP_WEIGHT_NO_DEVICE) {
         return false;
     }
     ep_weight_store_lose(store, resident->device, error->text);
     pthread_mutex_lock(&store->lock);
-    const bool goes_on = store->devices_left > 0 && !store->stop;
+    const bool goes_on =
+        store->devices_left > 0 && !store->stop && entry->reserved_on == EP_WEIGHT_NO_DEVICE;
     pthread_mutex_unlock(&store->lock);
     return goes_on;
 }
@@ -249,7 +249,7 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
             err = load_from_checkpoint(self, layer, kind, resident, out_error);
         }
     } while (ep_weight_room_frees_memory(self, kind, resident->device, err) ||
-             loses_device(self, resident, err, out_error));
+             loses_device(store, entry, resident, err, out_error));
     if (err != EP_OK) {
         free(resident);
         return err;
@@ -312,6 +312,7 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind,
         const uint32_t digest = short_digest(resident->sha256);
         entry->state = EP_EXPERT_RESIDENT;
         entry->resident = resident;
+        entry->reserved_on = EP_WEIGHT_NO_DEVICE; /* the bytes are the resident's */
         entry->is_prefetched = kind == LOAD_PREFETCH;
         entry->is_saved = is_saved || store->config.cache == NULL || store->saver_gave_up;
         store->unsaved_count += !entry->is_saved;

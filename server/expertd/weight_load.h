@@ -64,13 +64,19 @@ void ep_weight_load_urgent(loader *self, expert_entry *entry);
 bool ep_weight_load_await_rate(loader *self, load_kind kind);
 
 /* weight_room.c */
-/* Lock held. Whether the device is well and its budget has so much beside what is used. */
-bool ep_weight_room_fits(const device_entry *device, uint64_t bytes, uint64_t used);
+/*
+ * Lock held, as a load begins that runs beside others, which begin in the queue's order: its device
+ * is the one that it would have alone, and its bytes are there from now on. It asks no other device
+ * and nobody goes for it. False: no device has room.
+ */
+bool ep_weight_room_reserve(ep_weight_store *store, expert_entry *entry);
+/* Lock held: it failed. */
+void ep_weight_room_unreserve(ep_weight_store *store, expert_entry *entry);
 /* No lock held. takes: the resident's device is chosen, and the bytes are its own. Errors:
  * DEVICE_LOST (all), RESOURCE_EXHAUSTED. */
 ep_err ep_weight_room_check(loader *self, ep_resident *resident, uint64_t bytes, load_kind kind,
                             bool takes, ep_error *out_error);
-/* No lock held. */
+/* No lock held. What is reserved stays so. */
 void ep_weight_room_give_back(ep_weight_store *store, const ep_resident *resident, uint64_t bytes);
 /* No lock held. Whether a load that ended so is worth another try: its device refused memory, and
  * another one has room. */

@@ -87,17 +87,17 @@ static void load_first(loader *self)
 
 /*
  * Before the first request nobody is disturbed, so helpers take the batch's experts in the queue's
- * order, each with a room of its own. What came of them is dealt with in that order, by the loader:
- * the log, errors, and who is in memory are those of one thread where no memory is refused. Where
- * memory or room might run out nobody begins any more, and the loader goes on alone; an expert for
- * which memory was refused beside others is loaded again.
+ * order, each with a room of its own and a place on a device. What came of them is dealt with in
+ * that order, by the loader: the log, errors, who is in memory, and on which device, are those of
+ * one thread where no load fails. Where no device has room for the next, one refuses memory or is
+ * lost, nobody begins any more, and the loader goes on alone; an expert that failed for this beside
+ * others is loaded again.
  */
 typedef struct crew {
     loader *lead;
     pthread_cond_t changed;
     bool has_ended;      /* none begins any more */
-    uint64_t bytes;      /* that those being loaded take in memory at most */
-    uint64_t file_bytes; /* of the same in their files */
+    uint64_t file_bytes; /* of those being loaded, in their files */
     uint32_t first;      /* of loads, a ring */
     uint32_t count;
     load loads[2 * EP_WEIGHT_LOADERS_MAX];
@@ -123,12 +123,8 @@ static bool had_requests(const ep_weight_store *store)
 static bool may_begin(const crew *c)
 {
     const ep_weight_store *store = c->lead->store;
-    const expert_entry *next = store->first.first;
-    return !c->has_ended && !store->stop && c->lead->batch_left > 0 && next != NULL &&
-           !had_requests(store) &&
-           ep_weight_room_fits(&store->devices[0],
-                               c->bytes + store->layers[next->layer_slot].expert_bytes_max,
-                               store->devices[0].resident_bytes);
+    return !c->has_ended && !store->stop && c->lead->batch_left > 0 && store->first.first != NULL &&
+           !had_requests(store);
 }
 
 /* Lock held, but for the wait. NULL: nothing more. */
@@ -136,7 +132,8 @@ static load *begin_next(crew *c)
 {
     ep_weight_store *store = c->lead->store;
     while (may_begin(c)) {
-        const uint64_t file_bytes = file_bytes_of(store, store->first.first);
+        expert_entry *next = store->first.first;
+        const uint64_t file_bytes = file_bytes_of(store, next);
         if (c->file_bytes > 0 && c->file_bytes + file_bytes > EP_WEIGHT_LOADING_BYTES) {
             return NULL; /* those that run are enough for experts of this size */
         }
@@ -144,13 +141,14 @@ static load *begin_next(crew *c)
             pthread_cond_wait(&c->changed, &store->lock);
             continue;
         }
-        expert_entry *entry = take_first(c->lead);
-        if (entry != NULL) {
+        if (next->is_wanted && !ep_weight_room_reserve(store, next)) {
+            break;
+        }
+        if (take_first(c->lead) != NULL) {
             load *l = &c->loads[(c->first + c->count) % EP_ARRAY_COUNT(c->loads)];
-            ep_weight_load_begin(store, entry, LOAD_FIRST, l);
+            ep_weight_load_begin(store, next, LOAD_FIRST, l);
             l->is_beside_others = true;
             c->file_bytes += file_bytes;
-            c->bytes += store->layers[entry->layer_slot].expert_bytes_max;
             c->count++;
             return l;
         }
@@ -159,9 +157,10 @@ static load *begin_next(crew *c)
     return NULL;
 }
 
-static bool is_refused_memory(ep_err err)
+/* Alone it may end otherwise: with other devices, or less memory in use. */
+static bool is_for_one(ep_err err)
 {
-    return err == EP_ERR_NO_MEMORY || err == EP_ERR_RESOURCE_EXHAUSTED;
+    return err == EP_ERR_NO_MEMORY || err == EP_ERR_RESOURCE_EXHAUSTED || err == EP_ERR_DEVICE_LOST;
 }
 
 static void *help(void *arg)
@@ -177,8 +176,10 @@ static void *help(void *arg)
         pthread_mutex_lock(&store->lock);
         l->is_done = true;
         c->file_bytes -= file_bytes_of(store, l->entry);
-        c->bytes -= store->layers[l->entry->layer_slot].expert_bytes_max; /* the device's now */
-        c->has_ended = c->has_ended || is_refused_memory(l->err);
+        if (l->err != EP_OK) {
+            ep_weight_room_unreserve(store, l->entry);
+        }
+        c->has_ended = c->has_ended || is_for_one(l->err);
         pthread_cond_broadcast(&c->changed);
     }
     pthread_cond_broadcast(&c->changed);
@@ -198,7 +199,7 @@ static void lead(crew *c, entry_queue *again)
             pthread_cond_wait(&c->changed, &store->lock);
             continue;
         }
-        if (is_refused_memory(l->err)) {
+        if (is_for_one(l->err)) {
             l->entry->state = EP_EXPERT_QUEUED;
             ep_weight_entry_place(store, l->entry);
             ep_entry_queue_add(again, l->entry);
@@ -222,7 +223,7 @@ static uint32_t helpers_for(const loader *self)
     count = count < EP_WEIGHT_LOADERS_MAX ? count : EP_WEIGHT_LOADERS_MAX;
     count = count < self->batch_left ? count : self->batch_left;
     count = count < EP_WEIGHT_LOADING_BYTES / each ? count : EP_WEIGHT_LOADING_BYTES / each;
-    return self->is_alone || store->devices_count > 1 || had_requests(store) ? 0 : (uint32_t)count;
+    return self->is_alone || had_requests(store) ? 0 : (uint32_t)count;
 }
 
 /* Lock held on entry and exit, not in between. */

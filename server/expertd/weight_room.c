@@ -36,7 +36,7 @@ static void evict(ep_weight_store *store, const ep_heat_choice *victim)
     pthread_mutex_lock(&store->lock);
 }
 
-bool ep_weight_room_fits(const device_entry *device, uint64_t bytes, uint64_t used)
+static bool fits(const device_entry *device, uint64_t bytes, uint64_t used)
 {
     return !device->is_lost && (device->limit_bytes == 0 || (bytes <= device->limit_bytes &&
                                                              used <= device->limit_bytes - bytes));
@@ -44,18 +44,20 @@ bool ep_weight_room_fits(const device_entry *device, uint64_t bytes, uint64_t us
 
 /*
  * Lock held. Of the devices with room that do not refuse memory, one with the fewest experts of the
- * layer, so that all compute a call for it; of these the emptiest. False: there is none.
+ * layer, so that all compute a call for it; of these the emptiest. What is being loaded beside
+ * others counts as being there. refusing: bit d: device d. False: there is none.
  */
-static bool choose_device(const loader *self, uint32_t layer_slot, uint64_t bytes,
-                          uint32_t *out_device)
+static bool choose_device(const ep_weight_store *store, uint64_t refusing, uint32_t layer_slot,
+                          uint64_t bytes, uint32_t *out_device)
 {
-    const ep_weight_store *store = self->store;
     const layer_entry *layer = &store->layers[layer_slot];
     uint32_t counts[EP_BACKEND_DEVICES_MAX] = {0};
     uint32_t best = EP_WEIGHT_NO_DEVICE;
     for (uint32_t e = 0; store->devices_count > 1 && e < layer->experts_count; e++) {
-        if (layer->experts[e].resident != NULL) {
-            counts[layer->experts[e].resident->device]++;
+        const expert_entry *entry = &layer->experts[e];
+        const uint32_t on = entry->resident != NULL ? entry->resident->device : entry->reserved_on;
+        if (on != EP_WEIGHT_NO_DEVICE) {
+            counts[on]++;
         }
     }
     for (uint32_t d = 0; d < store->devices_count; d++) {
@@ -63,8 +65,7 @@ static bool choose_device(const loader *self, uint32_t layer_slot, uint64_t byte
         const bool is_better =
             best == EP_WEIGHT_NO_DEVICE || counts[d] < counts[best] ||
             (counts[d] == counts[best] && used < store->devices[best].resident_bytes);
-        const bool is_possible =
-            ep_weight_room_fits(&store->devices[d], bytes, used) && (self->refusing >> d & 1) == 0;
+        const bool is_possible = fits(&store->devices[d], bytes, used) && (refusing >> d & 1) == 0;
         best = is_possible && is_better ? d : best;
     }
     *out_device = best;
@@ -77,8 +78,7 @@ static bool may_fit(const ep_weight_store *store, uint64_t bytes, bool is_empty)
 {
     for (uint32_t d = 0; d < store->devices_count; d++) {
         const device_entry *device = &store->devices[d];
-        if (ep_weight_room_fits(device, bytes,
-                                is_empty ? 0 : device->resident_bytes - device->leaving_bytes)) {
+        if (fits(device, bytes, is_empty ? 0 : device->resident_bytes - device->leaving_bytes)) {
             return true;
         }
     }
@@ -97,7 +97,7 @@ static bool make_room(loader *self, uint32_t layer_slot, uint64_t bytes, load_ki
 {
     ep_weight_store *store = self->store;
     victim_search search = {store, EP_WEIGHT_NO_DEVICE};
-    while (!choose_device(self, layer_slot, bytes, out_device)) {
+    while (!choose_device(store, self->refusing, layer_slot, bytes, out_device)) {
         ep_heat_choice victim;
         if (self->refusing != 0) { /* no other has room: they are asked again */
             self->refusing = 0;
@@ -164,14 +164,60 @@ bool ep_weight_room_frees_memory(loader *self, load_kind kind, uint32_t device, 
     return goes_one;
 }
 
+static expert_entry *entry_of(const ep_resident *resident)
+{
+    return &resident->store->layers[resident->layer_slot].experts[resident->expert];
+}
+
+bool ep_weight_room_reserve(ep_weight_store *store, expert_entry *entry)
+{
+    const ep_weight_layer *layer = &store->layers[entry->layer_slot].layer;
+    uint64_t bytes = ep_weight_layer_bytes_at_least(layer);
+    (void)ep_weight_layer_bytes_packed(store, layer, entry->expert, &bytes); /* its load will say */
+    if (!choose_device(store, 0, entry->layer_slot, bytes, &entry->reserved_on)) {
+        return false;
+    }
+    store->devices[entry->reserved_on].resident_bytes += bytes;
+    entry->reserved_bytes = bytes;
+    return true;
+}
+
+void ep_weight_room_unreserve(ep_weight_store *store, expert_entry *entry)
+{
+    store->devices[entry->reserved_on].resident_bytes -= entry->reserved_bytes;
+    entry->reserved_on = EP_WEIGHT_NO_DEVICE;
+}
+
+/* Lock held. What was reserved becomes what the load takes. False: that does not fit, or the device
+ * is lost. */
+static bool take_reserved(ep_weight_store *store, expert_entry *entry, uint64_t bytes,
+                          uint32_t *out_device)
+{
+    device_entry *device = &store->devices[entry->reserved_on];
+    const uint64_t others = device->resident_bytes - entry->reserved_bytes;
+    if (!fits(device, bytes, others)) {
+        return false;
+    }
+    device->resident_bytes = others + bytes;
+    entry->reserved_bytes = bytes;
+    *out_device = entry->reserved_on;
+    return true;
+}
+
 ep_err ep_weight_room_check(loader *self, ep_resident *resident, uint64_t bytes, load_kind kind,
                             bool takes, ep_error *out_error)
 {
     ep_weight_store *store = self->store;
+    expert_entry *entry = entry_of(resident);
+    const bool is_reserved = entry->reserved_on != EP_WEIGHT_NO_DEVICE;
     uint32_t device;
     ep_err err = EP_OK;
+    if (is_reserved && !takes) {
+        return EP_OK;
+    }
     pthread_mutex_lock(&store->lock);
-    if (!make_room(self, resident->layer_slot, bytes, kind, &device)) {
+    if (!(is_reserved ? take_reserved(store, entry, bytes, &device)
+                      : make_room(self, resident->layer_slot, bytes, kind, &device))) {
         err = store->devices_left == 0
                   ? ep_error_set(out_error, EP_ERR_DEVICE_LOST, "%s", store->lost_why)
                   : ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
@@ -180,7 +226,7 @@ ep_err ep_weight_room_check(loader *self, ep_resident *resident, uint64_t bytes,
                                  bytes, ep_weight_store_bytes(store), store->devices[0].limit_bytes,
                                  store->devices_left);
     } else if (takes) {
-        store->devices[device].resident_bytes += bytes;
+        store->devices[device].resident_bytes += is_reserved ? 0 : bytes;
         resident->device = device;
         resident->backend = store->devices[device].backend;
     }
@@ -191,20 +237,24 @@ ep_err ep_weight_room_check(loader *self, ep_resident *resident, uint64_t bytes,
 bool ep_weight_room_asks_another(loader *self, const ep_resident *resident, ep_err err)
 {
     uint32_t device;
-    if (err != EP_ERR_NO_MEMORY) {
+    ep_weight_store *store = self->store;
+    if (err != EP_ERR_NO_MEMORY || entry_of(resident)->reserved_on != EP_WEIGHT_NO_DEVICE) {
         return false;
     }
-    pthread_mutex_lock(&self->store->lock);
+    pthread_mutex_lock(&store->lock);
     self->refusing |= UINT64_C(1) << resident->device;
-    const bool has_other = choose_device(self, resident->layer_slot, resident->bytes, &device);
-    pthread_mutex_unlock(&self->store->lock);
+    const bool has_other =
+        choose_device(store, self->refusing, resident->layer_slot, resident->bytes, &device);
+    pthread_mutex_unlock(&store->lock);
     return has_other;
 }
 
 void ep_weight_room_give_back(ep_weight_store *store, const ep_resident *resident, uint64_t bytes)
 {
     pthread_mutex_lock(&store->lock);
-    store->devices[resident->device].resident_bytes -= bytes;
+    if (entry_of(resident)->reserved_on == EP_WEIGHT_NO_DEVICE) {
+        store->devices[resident->device].resident_bytes -= bytes;
+    }
     pthread_mutex_unlock(&store->lock);
 }
 

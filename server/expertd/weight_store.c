@@ -97,9 +97,8 @@ uint64_t ep_weight_layer_bytes_read(const ep_weight_layer *layer)
                : matrices_bytes(&layer->shape, layer->file_format, layer->file_down_format);
 }
 
-/* What an expert of the layer takes in memory. False: its tensors are not as they should be. */
-static bool find_packed_bytes(const ep_weight_store *store, const ep_weight_layer *layer,
-                              uint32_t expert, uint64_t *out_bytes)
+bool ep_weight_layer_bytes_packed(const ep_weight_store *store, const ep_weight_layer *layer,
+                                  uint32_t expert, uint64_t *out_bytes)
 {
     ep_backend *backend = store->devices[0].backend;
     const uint64_t least = ep_weight_layer_bytes_at_least(layer);
@@ -153,7 +152,7 @@ static ep_err measure_experts(const ep_weight_store *store, const ep_weight_laye
     for (uint32_t e = 0; e < routed + layer->shape.shared_experts;
          e = e < routed ? routed : e + 1) {
         uint64_t bytes = ep_weight_layer_bytes_at_least(layer);
-        while (!find_packed_bytes(store, layer, e, &bytes) && e + 1 < routed) {
+        while (!ep_weight_layer_bytes_packed(store, layer, e, &bytes) && e + 1 < routed) {
             e++;
         }
         if (limit != 0 && bytes > limit) {
@@ -188,6 +187,7 @@ ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *
     for (uint32_t i = 0; i < count; i++) {
         experts[i].layer_slot = store->layers_count;
         experts[i].expert = i;
+        experts[i].reserved_on = EP_WEIGHT_NO_DEVICE;
     }
     store->layers[store->layers_count] = (layer_entry){
         .layer = *layer, .experts_count = count, .expert_bytes_max = bytes_max, .experts = experts};

@@ -16,8 +16,8 @@
  *             budget. When a device is lost its experts are cold and come on the others; with the
  *             last device ownership of all ends.
  *
- * One loader thread reads and packs, until the first request comes and with one device several;
- * nothing of it happens under the store's lock, so resident experts are never blocked. A bad tensor
+ * One loader thread reads and packs, until the first request comes several; nothing of it happens
+ * under the store's lock, so resident experts are never blocked. A bad tensor
  * takes down that expert only. Memory: weight_bytes_max of each device, and one expert as it stands
  * in the file, and as what it is quantised into; with several threads one for each of them, of
  * EP_WEIGHT_LOADING_BYTES in the file together at most.

@@ -19,6 +19,8 @@ typedef struct expert_entry {
     uint32_t expert;
     uint64_t retry_ns;         /* a load failed for a passing reason: none before this */
     uint32_t digest;           /* first bytes of its SHA-256; 0: never read */
+    uint32_t reserved_on;      /* the device of a load that runs beside others; NO_DEVICE: none */
+    uint64_t reserved_bytes;   /* there */
     ep_resident *resident;     /* the store's reference; NULL unless RESIDENT */
     struct expert_entry *next; /* in one of the loader's queues */
 } expert_entry;
@@ -95,6 +97,10 @@ void ep_weight_entry_queue_first(ep_weight_store *store, expert_entry *entry);
 
 /* What the packed form will take at least. */
 uint64_t ep_weight_layer_bytes_at_least(const ep_weight_layer *layer);
+/* What an expert of it takes in memory, by the outline of its tensors. False: they are not as they
+ * should be. */
+bool ep_weight_layer_bytes_packed(const ep_weight_store *store, const ep_weight_layer *layer,
+                                  uint32_t expert, uint64_t *out_bytes);
 /* What loading an expert of the layer from its model's files reads. */
 uint64_t ep_weight_layer_bytes_read(const ep_weight_layer *layer);
 

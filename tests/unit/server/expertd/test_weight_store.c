@@ -1332,8 +1332,7 @@ Test(weight_store, a_device_without_room_for_an_expert_is_told_as_what_it_is)
 #define DEVICES 3
 
 static ep_backend *instances[DEVICES];
-static ep_backend_ops lossy_ops;
-static _Atomic uint32_t loads_until_loss; /* of instance 1; 0: it is well */
+static _Atomic uint32_t loads_until_loss; /* of instance 1; 0: it is lost */
 
 static void setup_devices(void)
 {
@@ -1357,7 +1356,7 @@ static void teardown_devices(void)
 
 TestSuite(weight_devices, .init = setup_devices, .fini = teardown_devices);
 
-static uint64_t open_devices(uint32_t experts_each)
+static uint64_t open_devices_at_rest(uint32_t experts_each)
 {
     const ep_model_info *info;
     uint32_t slot;
@@ -1370,13 +1369,20 @@ static uint64_t open_devices(uint32_t experts_each)
     const ep_weight_store_config config = {.backends = instances,
                                            .backends_count = DEVICES,
                                            .weight_bytes_max = each * experts_each,
+                                           .load_threads = load_threads,
                                            .on_change = store_on_change};
     cr_assert_eq(ep_weight_store_create(&config, &store, &e), EP_OK);
     for (uint32_t l = 0; l < info->moe_layers_count; l++) {
         const ep_weight_layer layer = layer_of(l);
         cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK);
     }
-    cr_assert_eq(ep_weight_store_start(store, &e), EP_OK);
+    return each;
+}
+
+static uint64_t open_devices(uint32_t experts_each)
+{
+    const uint64_t each = open_devices_at_rest(experts_each);
+    start_store();
     return each;
 }
 
@@ -1452,6 +1458,79 @@ Test(weight_devices, a_layer_is_spread_over_the_devices_and_each_keeps_its_budge
     cr_expect_eq(stats.resident_count, 15);
 }
 
+/* All devices load so; plain_ops has the real functions. */
+static void change_loads(ep_err (*load)(ep_backend *base, const ep_expert_source *source,
+                                        ep_backend_weights **out_weights, ep_error *out_error))
+{
+    plain_ops = instances[0]->ops;
+    changed_ops = *plain_ops;
+    changed_ops.weights_load = load;
+    for (int d = 0; d < DEVICES; d++) {
+        instances[d]->ops = &changed_ops;
+    }
+}
+
+/* The instance that has each expert of both layers; DEVICES: it is cold. */
+static void find_devices(uint32_t on[2 * (EXPERTS + 1)])
+{
+    for (uint32_t i = 0; i < 2 * (EXPERTS + 1); i++) {
+        const uint32_t expert = i % (EXPERTS + 1);
+        ep_resident *resident;
+        cr_assert(hold(i / (EXPERTS + 1), &expert, 1, &resident));
+        on[i] = resident == NULL ? DEVICES : 0;
+        while (resident != NULL && resident->backend != instances[on[i]]) {
+            on[i]++;
+        }
+        ep_resident_release(resident);
+    }
+}
+
+/* Both layers are loaded by so many threads; how many experts are there then. */
+static uint32_t load_by(uint32_t threads, uint32_t experts_each, uint32_t on[2 * (EXPERTS + 1)])
+{
+    static const uint8_t every[EXPERTS + 1] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
+    load_threads = threads;
+    open_devices_at_rest(experts_each);
+    look_at_experts();
+    ep_weight_store_want(store, 0, every);
+    ep_weight_store_want(store, 1, every);
+    start_store();
+    const ep_weight_stats stats = settle();
+    cr_expect_eq(stats.failed_count, 0);
+    cr_expect_eq(stats.owned_count, 2 * (EXPERTS + 1));
+    find_devices(on);
+    ep_weight_store_destroy(store);
+    ep_checkpoint_close(checkpoint);
+    store = NULL;
+    checkpoint = NULL;
+    return (uint32_t)stats.resident_count;
+}
+
+/* With smaller and with larger shared experts, without a budget, and where the last ones or one in
+ * the middle do not fit. Nothing is settled before the first layer has been loaded by others. */
+Test(weight_devices, experts_are_where_one_thread_would_have_them)
+{
+    static const uint32_t shared[] = {8, 48}, budgets[] = {0, 7, 5, 3};
+    uint32_t alone[2 * (EXPERTS + 1)], together[2 * (EXPERTS + 1)];
+    ep_fixture_config fixture = ep_fixture_default();
+    fixture.names = EP_NAMES_N1;
+    fixture.router = EP_ROUTER_R3;
+    others_count = EXPERTS - 1;
+    for (size_t i = 0; i < 2 * 4; i++) {
+        fixture.shared_inner = shared[i / 4];
+        write_anew(&fixture);
+        const uint32_t count = load_by(1, budgets[i % 4], alone);
+        sem_init(&others_ended, 0, 0);
+        change_loads(load_first_last);
+        cr_expect_eq(load_by(4, budgets[i % 4], together), count);
+        cr_expect_arr_eq(together, alone, sizeof(alone), "shared %u, budget %u",
+                         fixture.shared_inner, budgets[i % 4]);
+        for (int d = 0; d < DEVICES; d++) {
+            instances[d]->ops = plain_ops;
+        }
+    }
+}
+
 Test(weight_devices, what_a_lost_device_held_comes_on_the_others)
 {
     const ep_backend *on = NULL;
@@ -1525,25 +1604,17 @@ Test(weight_devices, loads_without_a_device_do_not_flood_the_log)
     expect_few_lines(fd, saved, " reason=\"device is lost: test\" ", begin_ns, 16);
 }
 
-/* All devices load so; lossy_ops has the real functions. */
-static void change_loads(ep_err (*load)(ep_backend *base, const ep_expert_source *source,
-                                        ep_backend_weights **out_weights, ep_error *out_error))
-{
-    static ep_backend_ops ops;
-    lossy_ops = ops = *instances[0]->ops;
-    ops.weights_load = load;
-    for (int d = 0; d < DEVICES; d++) {
-        instances[d]->ops = &ops;
-    }
-}
-
 static ep_err load_lossy(ep_backend *base, const ep_expert_source *source,
                          ep_backend_weights **out_weights, ep_error *out_error)
 {
-    if (base == instances[1] && atomic_fetch_sub(&loads_until_loss, 1) == 1) {
+    uint32_t left = atomic_load(&loads_until_loss);
+    while (base == instances[1] && left > 0 &&
+           !atomic_compare_exchange_weak(&loads_until_loss, &left, left - 1)) {
+    }
+    if (base == instances[1] && left <= 1) {
         return ep_error_set(out_error, EP_ERR_DEVICE_LOST, "the heartbeat is lost");
     }
-    return lossy_ops.weights_load(base, source, out_weights, out_error);
+    return plain_ops->weights_load(base, source, out_weights, out_error);
 }
 
 /* The store hears of it from the load itself, before anybody tells. */
@@ -1569,7 +1640,7 @@ static ep_err load_refused(ep_backend *base, const ep_expert_source *source,
     if (base != instances[2]) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "made up");
     }
-    return lossy_ops.weights_load(base, source, out_weights, out_error);
+    return plain_ops->weights_load(base, source, out_weights, out_error);
 }
 
 /* What others hold on a device is not in its budget. */
@@ -1605,7 +1676,7 @@ static ep_err load_held(ep_backend *base, const ep_expert_source *source,
     sem_post(&load_begun);
     while (sem_wait(&load_may_end) != 0) {
     }
-    return lossy_ops.weights_load(base, source, out_weights, out_error);
+    return plain_ops->weights_load(base, source, out_weights, out_error);
 }
 
 /* One is being loaded when the last device is lost, and one is queued for a request that has gone
