@@ -48,6 +48,18 @@ static ep_node_state derive_state(const ep_node *node, const ep_weight_stats *we
                                                                                   : EP_NODE_SERVING;
 }
 
+/* What to do about experts that are not served. */
+static const char *hint_of(bool has_lost, ep_err reason)
+{
+    if (has_lost) {
+        return "restart the node once the device is well, or without it";
+    }
+    return reason == EP_ERR_NO_MEMORY
+               ? "restart the node with more memory, with fewer experts, or with weight_bytes_max: "
+                 "those beyond it are loaded when they are asked for"
+               : "put the checkpoint's files right and restart the node";
+}
+
 static void announce_state(ep_node *node, ep_node_state state, const ep_weight_stats *weights)
 {
     ep_rpc_server_set_state(node->server, ep_node_state_name(state));
@@ -64,9 +76,7 @@ static void announce_state(ep_node *node, ep_node_state state, const ep_weight_s
            EP_KV(experts_resident, weights->resident_count),
            EP_KV(weights_bytes, weights->resident_bytes),
            EP_KV(reason, is_degraded ? reason : NULL),
-           EP_KV(hint, !is_degraded ? NULL
-                       : has_lost   ? "restart the node once the device is well, or without it"
-                                    : "put the checkpoint's files right and restart the node"));
+           EP_KV(hint, is_degraded ? hint_of(has_lost, weights->last_reason) : NULL));
     bool takes_work = state == EP_NODE_SERVING || state == EP_NODE_DEGRADED;
     if (takes_work && !atomic_exchange(&node->has_started, true)) {
         char status[160];

@@ -342,6 +342,7 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind,
         entry->state = EP_EXPERT_FAILED;
         store->stats.failed_count++;
         ep_weight_entry_own(store, entry, false);
+        store->stats.last_reason = err;
         snprintf(store->stats.last_error, sizeof(store->stats.last_error),
                  "model %s layer %u expert %u: %.350s", layer->layer.model,
                  layer->layer.shape.layer, entry->expert, error->text);

@@ -155,6 +155,7 @@ typedef struct ep_weight_stats {
     uint64_t prefetches_useless_total;    /* went unused */
     ep_weight_quant_stats quant;          /* the greatest of all layers */
     char last_error[EP_ERROR_TEXT_BYTES]; /* "" none */
+    ep_err last_reason;                   /* of it */
 } ep_weight_stats;
 
 ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_store **out_store,
