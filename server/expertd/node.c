@@ -350,6 +350,13 @@ static uint32_t compute_threads(const ep_node_config *config)
     return config->threads != 0 ? config->threads : ep_host_cpus_count();
 }
 
+/* Reading and packing is the CPUs' work whatever computes. */
+static uint32_t load_threads(const ep_node_config *config)
+{
+    const uint32_t threads = compute_threads(config), cpus = ep_host_cpus_count();
+    return threads < cpus ? threads : cpus;
+}
+
 /*
  * Small jobs are a task each: one in work and one ready behind it for every thread. Jobs worth
  * sharing out (a pass of them keeps some eight threads busy) stay in the queues as long as they
@@ -475,7 +482,7 @@ static ep_err start_compute(ep_node *node, ep_error *out_error)
                                  .memory_bytes = config->weight_bytes_max,
                                  .unpinned = !config->pins_threads};
     ep_weight_store_config store = {.weight_bytes_max = config->weight_bytes_max,
-                                    .load_threads = compute_threads(config),
+                                    .load_threads = load_threads(config),
                                     .load_bytes_per_s = config->load_bytes_per_s,
                                     .prefetches = config->prefetches,
                                     .warms_up = true,

@@ -44,7 +44,7 @@ typedef struct ep_weight_store_config {
     ep_backend *const *backends;
     uint32_t backends_count;   /* more than one: without cache */
     uint64_t weight_bytes_max; /* of each; 0: unlimited, or what its device has */
-    /* that load at once until the first request comes; 0: one. As many as compute */
+    /* that load at once until the first request comes; 0: one */
     uint32_t load_threads;
     /* read by loads after the first pass, of whichever files; 0: unlimited */
     uint64_t load_bytes_per_s;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a node says of its state. */
+/* What a node says of its state, and how many threads load its experts. */
 #include <criterion/criterion.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -43,6 +44,21 @@ static ep_err load_failing(ep_backend *base, const ep_expert_source *source,
                : plain_ops->weights_load(base, source, out_weights, out_error);
 }
 
+static _Atomic uint32_t helpers; /* that were started */
+
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *arg);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *arg);
+
+/* Only helpers have attributes here. */
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *arg)
+{
+    atomic_fetch_add(&helpers, attributes != NULL);
+    return __real_pthread_create(thread, attributes, run, arg);
+}
+
 /* Until the node tells its state; then it ends. */
 static void *read_state(void *arg)
 {
@@ -58,7 +74,7 @@ static void run_node(void)
 {
     static const char *const flags[] = {"--backend=failing", "--listen=tcp://127.0.0.1:0",
                                         "--admin-listen=",   "--door-listen=",
-                                        "--probe-address=",  "--threads=2"};
+                                        "--probe-address=",  "--threads=8"};
     const ep_fixture_config fixture = ep_fixture_default();
     char model_path[EP_FIXTURE_PATH_BYTES], model_flag[EP_FIXTURE_PATH_BYTES + 32];
     char *argv[2 + EP_ARRAY_COUNT(flags)] = {(char *)(uintptr_t) "node", model_flag};
@@ -114,4 +130,21 @@ Test(node, experts_that_cannot_be_used_are_said_to_be_the_files_fault)
     run_node();
     cr_expect_not_null(strstr(line, " state=degraded experts=1 experts_failed=15 "), "%s", line);
     cr_expect_not_null(strstr(line, "put the checkpoint's files right"), "%s", line);
+}
+
+/* Whatever computes. */
+Test(node, no_more_threads_load_than_there_are_cpus)
+{
+    cpu_set_t all, one;
+    cr_assert_eq(sched_getaffinity(0, sizeof(all), &all), 0);
+    int cpu = 0;
+    while (!CPU_ISSET(cpu, &all)) {
+        cpu++;
+    }
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    cr_assert_eq(sched_setaffinity(0, sizeof(one), &one), 0);
+    reason = EP_ERR_BAD_FILE;
+    run_node();
+    cr_expect_eq(atomic_load(&helpers), 0, "%u helpers", atomic_load(&helpers));
 }
