@@ -343,8 +343,11 @@ static ep_err fill(ep_ascend_device *device, ep_ascend_uploader *uploader,
     const upload_job down = {source->down,  NULL,    source->hidden,
                              source->inner, element, weights->memory + weights->down.values};
     pthread_mutex_lock(&uploader->lock);
-    ep_err err = weights->is_fused ? upload_fractals(device, uploader, source, weights, out_error)
-                                   : upload(device, uploader, &gate_up, out_error);
+    ep_err err = ep_ascend_device_enter(device, out_error); /* it may have been lost meanwhile */
+    if (err == EP_OK) {
+        err = weights->is_fused ? upload_fractals(device, uploader, source, weights, out_error)
+                                : upload(device, uploader, &gate_up, out_error);
+    }
     err = err == EP_OK ? upload(device, uploader, &down, out_error) : err;
     if (err == EP_OK && source->format == EP_WEIGHTS_W8A8) {
         err = upload_scales(device, uploader, source, weights, out_error);

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "backends/ascend/acl_symbols.h"
 #include "backends/backend.h"
 #include "support/expect.h"
 
@@ -408,6 +410,68 @@ static void *load_large(void *arg)
     ASSERT_OK(u->backend->ops->weights_load(u->backend, &u->source, &u->weights, &error), error);
     u->is_done = true;
     return NULL;
+}
+
+static void *load_in_vain(void *arg)
+{
+    upload *u = arg;
+    ep_error error;
+    cr_expect_eq(u->backend->ops->weights_load(u->backend, &u->source, &u->weights, &error),
+                 EP_ERR_DEVICE_LOST);
+    return NULL;
+}
+
+/* By the runtime itself, in the thread that opened the device. */
+static size_t free_bytes(void)
+{
+    void *runtime = dlopen("libacl_rt.so", RTLD_NOW | RTLD_NOLOAD);
+    void *symbol = runtime != NULL ? dlsym(runtime, "aclrtGetMemInfo") : NULL;
+    int (*look)(int attribute, size_t *free, size_t *total);
+    size_t left = 0, total;
+    cr_assert_not_null(symbol);
+    memcpy(&look, &symbol, sizeof(look));
+    cr_assert_eq(look(EP_ACL_HBM, &left, &total), 0);
+    return left;
+}
+
+/* Each call may take until its timeout. One load is held in the middle of a copy when the device is
+ * lost, the others have their memory and wait for it. */
+Test(ascend, a_lost_device_is_not_asked_by_loads_that_wait_for_one_another)
+{
+    enum { SIDE = 1024, LOADS = 4 };
+    uint16_t *large = calloc((size_t)SIDE * SIDE, sizeof(*large));
+    char fifo[64], lost_file[72];
+    pthread_t threads[LOADS];
+    upload loads[LOADS];
+    snprintf(fifo, sizeof(fifo), "/tmp/ep-test-lose-%d", (int)getpid());
+    snprintf(lost_file, sizeof(lost_file), "%s-lost", fifo);
+    cr_assert_eq(mkfifo(fifo, 0600), 0);
+    setenv("EP_CANN_HOLD_FIFO", fifo, 1);
+    setenv("EP_CANN_LOST_FILE", lost_file, 1);
+    ep_backend *backend = open_emulated();
+    const size_t free_before = free_bytes();
+    for (int i = 0; i < LOADS; i++) {
+        loads[i] = (upload){.backend = backend, .source = expert(SIDE, SIDE)};
+        loads[i].source.gate = loads[i].source.up = loads[i].source.down = large;
+        cr_assert_eq(pthread_create(&threads[i], NULL, load_in_vain, &loads[i]), 0);
+    }
+    const int fd = open(fifo, O_WRONLY | O_CLOEXEC); /* returns once the copy is there */
+    cr_assert_geq(fd, 0);
+    const size_t each = backend->ops->weights_bytes(backend, &loads[0].source);
+    while (free_bytes() + LOADS * each > free_before) {
+        sched_yield();
+    }
+    const uint64_t before = lost_calls();
+    fclose(fopen(lost_file, "w"));
+    close(fd);
+    for (int i = 0; i < LOADS; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    cr_expect_leq(lost_calls(), before + 2, "the one that was under way, and the idle look");
+    backend->ops->close(backend);
+    free(large);
+    unlink(fifo);
+    unlink(lost_file);
 }
 
 static void post(ep_job *job, ep_err result)
