@@ -60,8 +60,8 @@ struct ep_weight_cache {
     /* everything below; nothing of the disk is done under it: reads need it too */
     pthread_mutex_t lock;
     bool is_full; /* nothing more is written in this run */
-    /* files that are damaged and cannot be removed, by the hash of their name: not read again in
-     * this run */
+    /* files that are damaged and cannot be removed, by the hash of their name: neither read nor
+     * written again in this run */
     uint64_t *barred;
     size_t barred_count;
     ep_weight_cache_stats stats;
@@ -166,7 +166,8 @@ static bool find_oldest(const ep_weight_cache *cache, uint64_t present_key,
     for (struct dirent *e; (e = readdir(dir)) != NULL;) {
         struct stat st;
         if (!is_ours(e->d_name) || strncmp(e->d_name, present, NAME_HEX) == 0 ||
-            fstatat(cache->dir_fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+            fstatat(cache->dir_fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 ||
+            !S_ISREG(st.st_mode)) {
             continue;
         }
         if (out_name[0] == 0 || st.st_mtime < oldest) {
@@ -364,8 +365,8 @@ static uint64_t hash_name(const char *name)
     return hash_bytes(HASH_BEGIN, name, strlen(name));
 }
 
-/* Not read again in this run: it would cost its reading and a line of the log each time the expert
- * is needed. */
+/* Neither read nor written again in this run: it would cost that and a line of the log each time
+ * the expert is needed. */
 static void bar_file(ep_weight_cache *cache, const char *name)
 {
     pthread_mutex_lock(&cache->lock);
@@ -575,6 +576,10 @@ bool ep_weight_cache_write(ep_weight_cache *cache, const ep_weight_cache_key *ke
     char name[128];
     cache_head head;
     ep_packed_view view;
+    make_name(cache, key, name, sizeof(name));
+    if (is_barred(cache, name)) {
+        return true;
+    }
     cache->backend->ops->weights_export(cache->backend, weights, &view);
     const uint64_t bytes = view.body_bytes + BODY_AT;
     pthread_mutex_lock(&cache->lock);
@@ -591,8 +596,11 @@ bool ep_weight_cache_write(ep_weight_cache *cache, const ep_weight_cache_key *ke
     head.head_bytes = (uint32_t)view.head_bytes;
     memcpy(head.head, view.head, view.head_bytes);
     head.crc = ep_crc32c(0, &head, offsetof(cache_head, crc));
-    make_name(cache, key, name, sizeof(name));
     const bool is_written = write_file(cache, name, &head, &view);
+    if (!is_written && errno == EISDIR) {
+        drop_file(cache, name, 0, "is a directory");
+        return true;
+    }
     if (!is_written) {
         char what[32 + EP_ERRNO_TEXT_BYTES], text[EP_ERRNO_TEXT_BYTES];
         snprintf(what, sizeof(what), "cannot be written: %s", ep_errno_text(errno, text));

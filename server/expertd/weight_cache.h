@@ -75,8 +75,8 @@ ep_err ep_weight_cache_read(ep_weight_cache *cache, ep_weight_cache_file *file,
                             ep_backend_weights **out_weights, ep_error *out_error);
 void ep_weight_cache_forget(ep_weight_cache_file *file); /* closes it unread */
 
-/* Writes an expert. False: it was not, and will not be: the disk or the limit does not allow it, a
- * warning said so. */
+/* Writes an expert, unless what has its name is damaged and cannot be removed. False: neither this
+ * one nor another will be: the disk or the limit does not allow it, a warning said so. */
 bool ep_weight_cache_write(ep_weight_cache *cache, const ep_weight_cache_key *key,
                            const ep_backend_weights *weights,
                            const uint8_t sha256[EP_SHA256_BYTES]);

@@ -302,10 +302,12 @@ Test(weight_cache, a_file_that_somebody_else_removed_made_room_too)
 
 /* of another process, that writes the same expert just before we name ours */
 static ep_weight_cache *other;
+static uint32_t renames;
 
 /* In place of the C library's. */
 int renameat(int from_fd, const char *from, int to_fd, const char *to)
 {
+    renames++;
     if (other != NULL) {
         ep_weight_cache *mine = cache;
         cache = other;
@@ -402,6 +404,59 @@ Test(weight_cache, what_is_no_file_is_dropped)
     cr_expect(has_expert(1));
 }
 
+static uint32_t count_temporary(void)
+{
+    uint32_t count = 0;
+    DIR *d = opendir(cache_dir);
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        count += strncmp(e->d_name, ".tmp-", 5) == 0;
+    }
+    closedir(d);
+    return count;
+}
+
+/* Neither can be removed nor written over. */
+Test(weight_cache, a_directory_in_the_place_of_a_file_costs_that_expert_only)
+{
+    char paths[2][EP_FIXTURE_PATH_BYTES + 256];
+    open_cache(0);
+    for (uint32_t e = 0; e < 2; e++) {
+        cr_expect(write_expert(e));
+        cr_assert(file_of(e, paths[e]));
+        cr_assert_eq(unlink(paths[e]), 0);
+        cr_assert_eq(mkdir(paths[e], 0700), 0);
+    }
+    cr_expect_not(has_expert(0));
+    renames = 0;
+    for (uint32_t round = 0; round < 2; round++) { /* that 1 is one shows when it is written */
+        cr_expect(write_expert(0), "nobody gives up");
+        cr_expect(write_expert(1), "nobody gives up");
+        cr_expect_not(has_expert(0));
+        cr_expect_not(has_expert(1));
+    }
+    cr_expect_eq(renames, 1, "what shall not be is not written again");
+    cr_expect_eq(count_temporary(), 0);
+    cr_expect(write_expert(2));
+    cr_expect(has_expert(2));
+    cr_expect_eq(stats().dropped_total, 0);
+    cr_expect_eq(stats().written_total, 3);
+}
+
+/* Only files of other models make room. */
+Test(weight_cache, a_directory_named_as_a_file_does_not_keep_others_from_making_room)
+{
+    char old[EP_FIXTURE_PATH_BYTES + 64], path[EP_FIXTURE_PATH_BYTES + 64];
+    const uint64_t each = leave_two_files(old, sizeof(old));
+    const struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+    snprintf(path, sizeof(path), "%s/0123456789abcdef-l0-e1.pack", cache_dir);
+    cr_assert_eq(mkdir(path, 0700), 0);
+    cr_assert_eq(utimensat(AT_FDCWD, path, times, 0), 0); /* older than the other */
+    open_cache(each * 2);
+    cr_expect(write_expert(1));
+    cr_expect_neq(access(old, F_OK), 0);
+    cr_expect(has_expert(1));
+}
+
 Test(weight_cache, a_directory_that_cannot_be_used_is_no_failure)
 {
     ep_error e;
@@ -457,17 +512,6 @@ static bool mount_small(const char *options)
     return (geteuid() == 0 ? unshare(CLONE_NEWNS) : unshare(CLONE_NEWUSER | CLONE_NEWNS)) == 0 &&
            mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
            mount("none", cache_dir, "tmpfs", 0, options) == 0;
-}
-
-static uint32_t count_temporary(void)
-{
-    uint32_t count = 0;
-    DIR *d = opendir(cache_dir);
-    for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        count += strncmp(e->d_name, ".tmp-", 5) == 0;
-    }
-    closedir(d);
-    return count;
 }
 
 /* What fits is kept and read; the rest is not written, and said so once; nothing half written is
