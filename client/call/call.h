@@ -143,7 +143,7 @@ struct ep_call {
     size_t rows_left_bytes;
     uint32_t *chosen;       /* [experts] node of each expert in this round */
     uint32_t *grouped;      /* [experts] what stands for its host; behind chosen */
-    uint32_t *expert_slots; /* [experts] of the window; behind grouped, with a scratch of as many */
+    uint32_t *choice_order; /* [experts] scratch; behind grouped */
     uint32_t chosen_capacity;
     uint8_t *usable;      /* [nodes] */
     uint64_t *room_bytes; /* [nodes] what a frame to it may carry */

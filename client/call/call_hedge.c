@@ -74,7 +74,7 @@ static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *nu
         ep_call_choose(call, NULL, first, true);
     }
     if (!all_have_copy(call, numbers, count) ||
-        ep_call_build_plan(call, 0, 0, numbers, count, &error) != EP_OK) {
+        ep_call_build_plan(call, NULL, numbers, count, &error) != EP_OK) {
         return;
     }
     if (call->spec.batch.node_sum && call->plan.chunks_count > 1) {

@@ -157,13 +157,13 @@ static ep_err reserve_layer(ep_call *call, const ep_view_layer *at)
     uint32_t experts = at->layer->shape.experts + at->layer->shape.shared_experts;
     uint32_t nodes = at->view->table->nodes_count;
     if (experts > call->chosen_capacity) {
-        uint32_t *chosen = realloc(call->chosen, 4 * (size_t)experts * sizeof(*chosen));
+        uint32_t *chosen = realloc(call->chosen, 3 * (size_t)experts * sizeof(*chosen));
         if (chosen == NULL) {
             return EP_ERR_NO_MEMORY;
         }
         call->chosen = chosen;
         call->grouped = chosen + experts;
-        call->expert_slots = call->grouped + experts;
+        call->choice_order = call->grouped + experts;
         call->chosen_capacity = experts;
     }
     if (nodes > call->nodes_capacity) {

@@ -83,8 +83,7 @@ void ep_call_refresh_view(ep_call *call)
     ep_view_unref(view);
 }
 
-void ep_call_choose(ep_call *call, const ep_call_window *window, const ep_peer *avoid,
-                    bool tried_too)
+void ep_call_choose(ep_call *call, const uint32_t *slots, const ep_peer *avoid, bool tried_too)
 {
     const ep_view *view = call->at.view;
     const uint32_t nodes = view->table->nodes_count;
@@ -104,19 +103,15 @@ void ep_call_choose(ep_call *call, const ep_call_window *window, const ep_peer *
         call->slowness[n] = (float)__atomic_load_n(&link->times.pace, __ATOMIC_RELAXED);
     }
     call->has_slow = ep_answer_slowness(call->slowness, call->usable, nodes);
-    if (window != NULL) {
-        ep_batch_count_slots(&call->spec.batch, &call->at.layer->shape, window->begin, window->end,
-                             call->expert_slots);
-    }
     const uint32_t pass = __atomic_load_n(&call->norm->pass, __ATOMIC_RELAXED);
     const ep_copy_choice choice = {.nodes_count = nodes,
                                    .usable = call->usable,
                                    .tried = tried_too ? NULL : call->state.tried,
                                    .slowness = call->has_slow ? call->slowness : NULL,
-                                   .slots = window != NULL ? call->expert_slots : NULL,
+                                   .slots = slots,
                                    .pass_slots = pass != 0 ? (float)pass / 16 : EP_COPY_PASS_SLOTS,
                                    .spread = call->spread + call->state.attempt,
-                                   .order = call->expert_slots + call->chosen_capacity,
+                                   .order = call->choice_order,
                                    .busy = call->slowness + call->nodes_capacity};
     ep_choose_copies(call->at.layer, &choice, call->chosen);
 }
@@ -329,20 +324,27 @@ void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, ui
 
 /* ---- a round ---- */
 
-ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end,
-                          const uint32_t *numbers, uint32_t numbers_count, ep_error *out_error)
+ep_err ep_call_build_plan(ep_call *call, const ep_call_window *window, const uint32_t *numbers,
+                          uint32_t numbers_count, ep_error *out_error)
 {
+    const ep_batch *batch = &call->spec.batch;
     ep_plan_cut cut = call->flow.cut;
     cut.room_bytes = call->room_bytes;
-    call->is_by_host = numbers == NULL && call->comm_alg != EP_MOE_COMM_FULLMESH &&
-                       ep_call_choose_hosts(call, token_begin, token_end);
+    if (window == NULL) {
+        ep_err err = ep_routing_plan_list(&call->plan, batch, &call->at.layer->shape, 0, 0, numbers,
+                                          numbers_count, out_error);
+        if (err != EP_OK) {
+            return err;
+        }
+    }
+    call->is_by_host = window != NULL && call->comm_alg != EP_MOE_COMM_FULLMESH &&
+                       ep_call_choose_hosts(call, window->begin, window->end);
     if (call->is_by_host) {
         ep_call_group_hosts(call);
     }
-    return ep_routing_plan_build(&call->plan, &call->spec.batch, call->at.layer,
+    return ep_routing_plan_build(&call->plan, batch, call->at.layer,
                                  call->at.view->table->nodes_count,
-                                 call->is_by_host ? call->grouped : call->chosen, &cut, token_begin,
-                                 token_end, numbers, numbers_count, out_error);
+                                 call->is_by_host ? call->grouped : call->chosen, &cut, out_error);
 }
 
 /* Keeps the slots without a copy as a parcel: stuck, or is_late. */
@@ -410,7 +412,7 @@ static void route_list(ep_call *call, uint32_t window, slot_list *list, bool aga
     if (with_copy == 0) {
         return;
     }
-    err = ep_call_build_plan(call, 0, 0, list->numbers, with_copy, &error);
+    err = ep_call_build_plan(call, NULL, list->numbers, with_copy, &error);
     if (err != EP_OK) {
         fail(call, &error, actions);
         return;
@@ -526,8 +528,12 @@ static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
     size_t per_token = call->slots_per_token;
     memset(call->rows + window->begin * per_token, 0,
            (window->end - window->begin) * per_token * sizeof(*call->rows));
-    ep_call_choose(call, window, NULL, false);
-    err = ep_call_build_plan(call, window->begin, window->end, NULL, 0, &error);
+    err = ep_routing_plan_list(&call->plan, &call->spec.batch, &call->at.layer->shape,
+                               window->begin, window->end, NULL, 0, &error);
+    if (err == EP_OK) {
+        ep_call_choose(call, call->plan.expert_slots, NULL, false);
+        err = ep_call_build_plan(call, window, NULL, 0, &error);
+    }
     if (err == EP_OK) {
         ep_call_send_plan(call, index, EP_SEND_FIRST, UINT32_MAX, actions);
     } else if (err == EP_ERR_UNAVAILABLE) {

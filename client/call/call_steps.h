@@ -25,15 +25,14 @@ typedef enum ep_send_reason {
 } ep_send_reason;
 /* For call_hedge.c. Takes the newest table, if it has the same layer. */
 void ep_call_refresh_view(ep_call *call);
-/* A copy for each expert of a window, or, with NULL, for all experts. avoid: NULL, or a peer that
- * is to be left out, and with it those that are draining or suspected. tried_too: also copies that
- * were tried in this round. */
-void ep_call_choose(ep_call *call, const ep_call_window *window, const ep_peer *avoid,
-                    bool tried_too);
-/* For the tokens, or for the slots numbers[numbers_count] where it is not NULL. Errors: as
- * ep_routing_plan_build. */
-ep_err ep_call_build_plan(ep_call *call, uint32_t token_begin, uint32_t token_end,
-                          const uint32_t *numbers, uint32_t numbers_count, ep_error *out_error);
+/* A copy for each expert that has slots, or, with NULL, for all experts. avoid: NULL, or a peer
+ * that is to be left out, and with it those that are draining or suspected. tried_too: also copies
+ * that were tried in this round. */
+void ep_call_choose(ep_call *call, const uint32_t *slots, const ep_peer *avoid, bool tried_too);
+/* Of the window, whose slots are listed, or with NULL of the slots numbers[numbers_count]. Errors:
+ * as ep_routing_plan_build. */
+ep_err ep_call_build_plan(ep_call *call, const ep_call_window *window, const uint32_t *numbers,
+                          uint32_t numbers_count, ep_error *out_error);
 /* Slot numbers, ascending. */
 void ep_call_sort_slots(uint32_t *numbers, uint32_t count);
 /* Sends the plan of slots of a window; hedge_of: the parcel that has its slots, with LATE and

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Builds a routing plan in one pass over the ids and a radix sort. The pass visits slots in
- * ascending number, gives each its chunk and its row, and counts; then two stable scatters, by
- * expert and by chunk, leave the slots by chunk, expert, token.
+ * Builds a routing plan in one pass over the ids and a radix sort. The pass lists the slots that
+ * need a row in ascending number and counts them; once copies are chosen each gets its chunk and
+ * its row; then two stable scatters, by expert and by chunk, leave the slots by chunk, expert,
+ * token.
  */
 #include "moe/routing_plan.h"
 
@@ -30,6 +31,8 @@ typedef struct {
 } node_scratch;
 
 typedef struct {
+    uint32_t slots_per_token; /* of what is listed, as the next */
+    uint32_t needed_count;
     size_t slots_capacity;
     size_t experts_capacity;
     size_t nodes_capacity;
@@ -146,87 +149,58 @@ ep_err ep_routing_plan_reserve(ep_routing_plan *plan, uint32_t tokens_max, uint3
     return reserve(plan, (size_t)tokens_max * slots_per_token, experts, nodes, chunks_max);
 }
 
+ep_err ep_routing_plan_list(ep_routing_plan *plan, const ep_batch *batch,
+                            const ep_layer_shape *shape, uint32_t token_begin, uint32_t token_end,
+                            const uint32_t *slot_numbers, uint32_t slot_numbers_count,
+                            ep_error *out_error)
+{
+    const uint32_t per_token = ep_batch_slots_per_token(batch, shape);
+    const uint32_t experts = shape->experts + shape->shared_experts;
+    EP_ASSERT(token_begin <= token_end && token_end <= batch->tokens);
+    const size_t slots =
+        slot_numbers != NULL ? slot_numbers_count : (size_t)(token_end - token_begin) * per_token;
+    if (reserve(plan, slots, experts, 0, 0) != EP_OK) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a plan of %zu slots",
+                            slots);
+    }
+    plan_scratch *scratch = plan->priv;
+    scratch->slots_per_token = per_token;
+    scratch->needed_count = 0;
+    memset(scratch->expert_cursor, 0, experts * sizeof(*scratch->expert_cursor));
+    plan->expert_slots = scratch->expert_cursor;
+    /* most batches have nothing but ids: then a slot's kind takes no call */
+    const bool is_plain = batch->mask_tokens == NULL && batch->mask_slots.data == NULL &&
+                          batch->form != EP_RESULT_PARTIAL;
+    uint32_t token = 0;
+    for (size_t n = 0; n < slots; n++) {
+        const uint32_t number =
+            slot_numbers != NULL ? slot_numbers[n] : token_begin * per_token + (uint32_t)n;
+        EP_ASSERT(n == 0 || slot_numbers == NULL || slot_numbers[n - 1] < number);
+        if (n == 0 || number - token * per_token >= per_token) {
+            token = number / per_token;
+        }
+        const uint32_t k = number - token * per_token;
+        const int64_t id = is_plain && k < batch->top_k ? ep_batch_id(batch, token, k) : -1;
+        uint32_t expert = (uint32_t)id;
+        ep_slot_kind kind = id >= 0 && id < shape->experts
+                                ? EP_SLOT_ROUTED
+                                : ep_batch_slot(batch, shape, token, k, &expert);
+        if (kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) {
+            scratch->needed[scratch->needed_count++] =
+                (needed_slot){.slot_number = number, .expert = expert};
+            scratch->expert_cursor[expert]++;
+        }
+    }
+    return EP_OK;
+}
+
 typedef struct {
     const ep_batch *batch;
     const ep_routing_layer *layer;
     const uint32_t *chosen;
     const ep_plan_cut *cut;
-    uint32_t slots_per_token;
     uint32_t nodes_count;
-    uint32_t token_begin;
-    uint32_t token_end;
-    const uint32_t *slot_numbers;
-    uint32_t slot_numbers_count;
-    bool is_plain; /* all slots are routed when their id says so */
 } build_input;
-
-/* Most batches have nothing but ids: then a slot's kind takes no call. */
-static bool is_plain(const ep_batch *batch)
-{
-    return batch->mask_tokens == NULL && batch->mask_slots.data == NULL &&
-           batch->form != EP_RESULT_PARTIAL;
-}
-
-static inline ep_slot_kind slot_kind(const ep_batch *batch, const ep_layer_shape *shape, bool plain,
-                                     uint32_t token, uint32_t slot, uint32_t *out_expert)
-{
-    if (plain && slot < batch->top_k) {
-        int64_t id = ep_batch_id(batch, token, slot);
-        if (id >= 0 && id < shape->experts) {
-            *out_expert = (uint32_t)id;
-            return EP_SLOT_ROUTED;
-        }
-    }
-    return ep_batch_slot(batch, shape, token, slot, out_expert);
-}
-
-void ep_batch_count_slots(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token_begin,
-                          uint32_t token_end, uint32_t *out_slots)
-{
-    const bool plain = is_plain(batch);
-    const uint32_t per_token = ep_batch_slots_per_token(batch, shape);
-    memset(out_slots, 0, ((size_t)shape->experts + shape->shared_experts) * sizeof(*out_slots));
-    for (uint32_t t = token_begin; t < token_end; t++) {
-        for (uint32_t k = 0; k < per_token; k++) {
-            uint32_t expert;
-            ep_slot_kind kind = slot_kind(batch, shape, plain, t, k, &expert);
-            if (kind == EP_SLOT_ROUTED || kind == EP_SLOT_SHARED) {
-                out_slots[expert]++;
-            }
-        }
-    }
-}
-
-/* Remembers a slot that needs a row, and counts it for its expert and for its token's slots at a
- * node. */
-static ep_err count_slot(plan_scratch *scratch, const build_input *in, uint32_t token,
-                         uint32_t slot_number, uint32_t *needed_count, ep_error *out_error)
-{
-    uint32_t expert;
-    ep_slot_kind kind = slot_kind(in->batch, &in->layer->shape, in->is_plain, token,
-                                  slot_number - token * in->slots_per_token, &expert);
-    if (kind != EP_SLOT_ROUTED && kind != EP_SLOT_SHARED) {
-        return EP_OK;
-    }
-    uint32_t node_index = in->chosen[expert];
-    if (node_index == EP_NO_EXPERT) {
-        ep_error_set(out_error, EP_ERR_UNAVAILABLE,
-                     "no usable node holds expert %" PRIu32 " of layer %" PRIu32, expert,
-                     in->layer->shape.layer);
-        if (out_error != NULL) {
-            out_error->layer = (int32_t)in->layer->shape.layer;
-            out_error->expert = (int32_t)expert;
-        }
-        return EP_ERR_UNAVAILABLE;
-    }
-    EP_ASSERT(node_index < in->nodes_count);
-
-    scratch->needed[(*needed_count)++] =
-        (needed_slot){.slot_number = slot_number, .expert = expert};
-    scratch->expert_cursor[expert]++;
-    scratch->by_node[node_index].token_slots++;
-    return EP_OK;
-}
 
 static bool fits(const build_input *in, uint32_t node, uint64_t rows, uint64_t slots)
 {
@@ -237,85 +211,86 @@ static bool fits(const build_input *in, uint32_t node, uint64_t rows, uint64_t s
             slots * cut->reply_slot_bytes <= cut->room_bytes[node]);
 }
 
-/* Gives a slot its chunk and its row. A token's first slot at a node looks whether all of them
- * fit. */
-static ep_err place_slot(ep_routing_plan *plan, const build_input *in, needed_slot *slot)
+/* Gives the slots of one token, needed[first..end), their chunks and rows. The first one at a node
+ * looks whether all of them fit. */
+static ep_err place_slots(ep_routing_plan *plan, const build_input *in, uint32_t first,
+                          uint32_t end)
 {
     plan_scratch *scratch = plan->priv;
-    uint32_t node_index = in->chosen[slot->expert];
-    node_scratch *node = &scratch->by_node[node_index];
-    uint32_t more = 1;
-    if (node->token_slots != 0) {
-        more = node->token_slots;
-        node->token_slots = 0;
-        node->row_chunk = NO_CHUNK;
-    }
-    ep_plan_chunk *chunk = node->chunk != NO_CHUNK ? &plan->chunks[node->chunk] : NULL;
-    bool is_own = ep_batch_row_per_slot(in->batch);
-    bool has_row = node->row_chunk == node->chunk && chunk != NULL && !is_own;
-    uint32_t more_rows = is_own ? more : !has_row;
-    if (chunk == NULL || !fits(in, node_index, (uint64_t)chunk->rows_count + more_rows,
-                               (uint64_t)chunk->slots_count + more)) {
-        ep_err err = reserve_chunks(plan, (size_t)plan->chunks_count + 1);
-        if (err != EP_OK) {
-            return err;
+    const bool is_own = ep_batch_row_per_slot(in->batch);
+    for (uint32_t i = first; i < end; i++) {
+        needed_slot *slot = &scratch->needed[i];
+        uint32_t node_index = in->chosen[slot->expert];
+        node_scratch *node = &scratch->by_node[node_index];
+        uint32_t more = 1;
+        if (node->token_slots != 0) {
+            more = node->token_slots;
+            node->token_slots = 0;
+            node->row_chunk = NO_CHUNK;
         }
-        node->chunk = plan->chunks_count++;
-        plan->chunks[node->chunk] = (ep_plan_chunk){.node = node_index};
-        chunk = &plan->chunks[node->chunk];
-        has_row = false;
-    }
-    if (!has_row) {
-        node->row_chunk = node->chunk;
-        chunk->rows_count++;
-    }
-    chunk->slots_count++;
-    slot->chunk = node->chunk;
-    slot->row = chunk->rows_count - 1;
-    return EP_OK;
-}
-
-/* The n-th slot number of the build; false past the end. */
-static bool slot_at(const build_input *in, uint32_t n, uint32_t *out_number)
-{
-    if (in->slot_numbers != NULL) {
-        if (n >= in->slot_numbers_count) {
-            return false;
-        }
-        EP_ASSERT(n == 0 || in->slot_numbers[n - 1] < in->slot_numbers[n]);
-        *out_number = in->slot_numbers[n];
-        return true;
-    }
-    *out_number = in->token_begin * in->slots_per_token + n;
-    return *out_number < in->token_end * in->slots_per_token;
-}
-
-/* The pass over the ids, token by token. */
-static ep_err assign_slots(ep_routing_plan *plan, const build_input *in, uint32_t *out_needed,
-                           ep_error *out_error)
-{
-    plan_scratch *scratch = plan->priv;
-    uint32_t needed = 0;
-    uint32_t number;
-    for (uint32_t n = 0; slot_at(in, n, &number);) {
-        uint32_t token = number / in->slots_per_token;
-        uint32_t token_end = (token + 1) * in->slots_per_token;
-        uint32_t first = needed;
-        do {
-            ep_err err = count_slot(scratch, in, token, number, &needed, out_error);
+        ep_plan_chunk *chunk = node->chunk != NO_CHUNK ? &plan->chunks[node->chunk] : NULL;
+        bool has_row = node->row_chunk == node->chunk && chunk != NULL && !is_own;
+        uint32_t more_rows = is_own ? more : !has_row;
+        if (chunk == NULL || !fits(in, node_index, (uint64_t)chunk->rows_count + more_rows,
+                                   (uint64_t)chunk->slots_count + more)) {
+            ep_err err = reserve_chunks(plan, (size_t)plan->chunks_count + 1);
             if (err != EP_OK) {
                 return err;
             }
-            n++;
-        } while (slot_at(in, n, &number) && number < token_end);
-        for (uint32_t i = first; i < needed; i++) {
-            if (place_slot(plan, in, &scratch->needed[i]) != EP_OK) {
-                return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a plan");
-            }
+            node->chunk = plan->chunks_count++;
+            plan->chunks[node->chunk] = (ep_plan_chunk){.node = node_index};
+            chunk = &plan->chunks[node->chunk];
+            has_row = false;
         }
+        if (!has_row) {
+            node->row_chunk = node->chunk;
+            chunk->rows_count++;
+        }
+        chunk->slots_count++;
+        slot->chunk = node->chunk;
+        slot->row = chunk->rows_count - 1;
     }
-    *out_needed = needed;
     return EP_OK;
+}
+
+static ep_err no_copy(const build_input *in, uint32_t expert, ep_error *out_error)
+{
+    ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                 "no usable node holds expert %" PRIu32 " of layer %" PRIu32, expert,
+                 in->layer->shape.layer);
+    if (out_error != NULL) {
+        out_error->layer = (int32_t)in->layer->shape.layer;
+        out_error->expert = (int32_t)expert;
+    }
+    return EP_ERR_UNAVAILABLE;
+}
+
+/* Counts each token's slots for each node, then places them. */
+static ep_err assign_slots(ep_routing_plan *plan, const build_input *in, ep_error *out_error)
+{
+    plan_scratch *scratch = plan->priv;
+    uint32_t placed = 0;
+    uint64_t token_end = 0; /* slot number */
+    ep_err err = EP_OK;
+    for (uint32_t i = 0; err == EP_OK && i < scratch->needed_count; i++) {
+        const needed_slot *slot = &scratch->needed[i];
+        if (slot->slot_number >= token_end) {
+            err = place_slots(plan, in, placed, i);
+            placed = i;
+            token_end = ((uint64_t)slot->slot_number / scratch->slots_per_token + 1) *
+                        scratch->slots_per_token;
+        }
+        const uint32_t node = in->chosen[slot->expert];
+        if (node == EP_NO_EXPERT) {
+            return no_copy(in, slot->expert, out_error);
+        }
+        EP_ASSERT(node < in->nodes_count);
+        scratch->by_node[node].token_slots++;
+    }
+    if (err == EP_OK) {
+        err = place_slots(plan, in, placed, scratch->needed_count);
+    }
+    return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "no memory for a plan");
 }
 
 /* Turns counts into first places. */
@@ -339,19 +314,20 @@ static void lay_out(ep_routing_plan *plan, uint32_t experts)
 }
 
 /* Slots ascend in `needed`, so their tokens are found without a division for each. */
-static void sort_slots(ep_routing_plan *plan, const build_input *in, uint32_t needed_count)
+static void sort_slots(ep_routing_plan *plan)
 {
     plan_scratch *scratch = plan->priv;
-    uint32_t token = needed_count > 0 ? scratch->needed[0].slot_number / in->slots_per_token : 0;
-    for (uint32_t i = 0; i < needed_count; i++) {
+    const uint32_t per_token = scratch->slots_per_token, count = scratch->needed_count;
+    uint32_t token = count > 0 ? scratch->needed[0].slot_number / per_token : 0;
+    for (uint32_t i = 0; i < count; i++) {
         const needed_slot *slot = &scratch->needed[i];
-        if (slot->slot_number - token * in->slots_per_token >= in->slots_per_token) {
-            token = slot->slot_number / in->slots_per_token;
+        if (slot->slot_number - token * per_token >= per_token) {
+            token = slot->slot_number / per_token;
         }
         plan->row_tokens[plan->chunks[slot->chunk].rows_begin + slot->row] = token;
         scratch->by_expert[scratch->expert_cursor[slot->expert]++] = *slot;
     }
-    for (uint32_t i = 0; i < needed_count; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         const needed_slot *slot = &scratch->by_expert[i];
         ep_plan_chunk *chunk = &plan->chunks[slot->chunk];
         plan->slots[chunk->slots_begin + chunk->slots_count++] =
@@ -361,46 +337,25 @@ static void sort_slots(ep_routing_plan *plan, const build_input *in, uint32_t ne
 
 ep_err ep_routing_plan_build(ep_routing_plan *plan, const ep_batch *batch,
                              const ep_routing_layer *layer, uint32_t nodes_count,
-                             const uint32_t *chosen, const ep_plan_cut *cut, uint32_t token_begin,
-                             uint32_t token_end, const uint32_t *slot_numbers,
-                             uint32_t slot_numbers_count, ep_error *out_error)
+                             const uint32_t *chosen, const ep_plan_cut *cut, ep_error *out_error)
 {
-    build_input in = {batch,
-                      layer,
-                      chosen,
-                      cut,
-                      ep_batch_slots_per_token(batch, &layer->shape),
-                      nodes_count,
-                      token_begin,
-                      token_end,
-                      slot_numbers,
-                      slot_numbers_count,
-                      is_plain(batch)};
-    uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
-    EP_ASSERT(token_begin <= token_end && token_end <= batch->tokens);
-    size_t slots = slot_numbers != NULL ? slot_numbers_count
-                                        : (size_t)(token_end - token_begin) * in.slots_per_token;
-
+    const build_input in = {batch, layer, chosen, cut, nodes_count};
+    plan_scratch *scratch = plan->priv;
+    const uint32_t slots = scratch->needed_count;
     plan->chunks_count = 0;
     plan->rows_count = 0;
     plan->slots_count = 0;
-    if (reserve(plan, slots, experts, nodes_count, nodes_count < slots ? nodes_count : slots) !=
-        EP_OK) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a plan of %zu slots",
-                            slots);
+    if (reserve(plan, 0, 0, nodes_count, nodes_count < slots ? nodes_count : slots) != EP_OK) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                            "no memory for a plan of %" PRIu32 " slots", slots);
     }
-    plan_scratch *scratch = plan->priv;
-    memset(scratch->expert_cursor, 0, experts * sizeof(*scratch->expert_cursor));
     for (uint32_t n = 0; n < nodes_count; n++) {
         scratch->by_node[n] = (node_scratch){.chunk = NO_CHUNK, .row_chunk = NO_CHUNK};
     }
-
-    uint32_t needed = 0;
-    ep_err err = assign_slots(plan, &in, &needed, out_error);
-    if (err != EP_OK) {
-        return err;
+    ep_err err = assign_slots(plan, &in, out_error);
+    if (err == EP_OK) {
+        lay_out(plan, layer->shape.experts + layer->shape.shared_experts);
+        sort_slots(plan);
     }
-    lay_out(plan, experts);
-    sort_slots(plan, &in, needed);
-    return EP_OK;
+    return err;
 }

@@ -41,7 +41,8 @@ typedef struct ep_routing_plan {
     uint32_t *row_tokens; /* token of each row, ascending inside a chunk */
     uint32_t slots_count;
     ep_plan_slot *slots;
-    void *priv; /* scratch and capacities */
+    const uint32_t *expert_slots; /* [experts] listed slots of each, until the plan is built */
+    void *priv;                   /* scratch and capacities */
 } ep_routing_plan;
 
 /* Bytes that count towards a chunk's limits. */
@@ -85,9 +86,15 @@ typedef struct ep_copy_choice {
     float *busy;     /* [nodes] */
 } ep_copy_choice;
 
-/* Slots of each expert, [experts], in tokens [token_begin, token_end) of a checked batch. */
-void ep_batch_count_slots(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token_begin,
-                          uint32_t token_end, uint32_t *out_slots);
+/*
+ * Begins a plan: lists all routed and shared slots of tokens [token_begin, token_end) of a checked
+ * batch or, when slot_numbers is not NULL, of just those slot numbers (re-routing after a loss;
+ * ascending), and counts them (expert_slots), for whoever chooses copies. Errors: NO_MEMORY.
+ */
+ep_err ep_routing_plan_list(ep_routing_plan *plan, const ep_batch *batch,
+                            const ep_layer_shape *shape, uint32_t token_begin, uint32_t token_end,
+                            const uint32_t *slot_numbers, uint32_t slot_numbers_count,
+                            ep_error *out_error);
 
 /*
  * Which copy serves which expert in one build: chosen[e] is a node index, or EP_NO_EXPERT when no
@@ -103,16 +110,12 @@ void ep_choose_copies(const ep_routing_layer *layer, const ep_copy_choice *choic
                       uint32_t *out_chosen);
 
 /*
- * Builds a plan for all routed and shared slots of tokens [token_begin, token_end) of a checked
- * batch or, when slot_numbers is not NULL, for just those slot numbers (re-routing after a loss;
- * ascending). cut NULL: one chunk per node.
- * Errors: UNAVAILABLE naming layer and expert when chosen[] has EP_NO_EXPERT for a needed expert;
- * NO_MEMORY.
+ * Builds the plan of what is listed. cut NULL: one chunk per node.
+ * Errors: UNAVAILABLE naming layer and expert when chosen[] has EP_NO_EXPERT for a listed expert
+ * (the list stays); NO_MEMORY.
  */
 ep_err ep_routing_plan_build(ep_routing_plan *plan, const ep_batch *batch,
                              const ep_routing_layer *layer, uint32_t nodes_count,
-                             const uint32_t *chosen, const ep_plan_cut *cut, uint32_t token_begin,
-                             uint32_t token_end, const uint32_t *slot_numbers,
-                             uint32_t slot_numbers_count, ep_error *out_error);
+                             const uint32_t *chosen, const ep_plan_cut *cut, ep_error *out_error);
 
 #endif

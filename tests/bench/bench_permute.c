@@ -24,6 +24,7 @@
 #include "call/flow.h"
 #include "moe/row_stream.h"
 #include "wire/forward_codec.h"
+#include "support/plan_whole.h"
 
 #define TOKENS 4096
 #define TOP_K 8
@@ -77,8 +78,8 @@ static void pack(uint32_t hidden, uint32_t nodes, ep_routing_plan *plan, ep_buff
     }
     for (uint32_t begin = 0; begin < TOKENS; begin += flow.window_tokens) {
         uint32_t end = begin + flow.window_tokens < TOKENS ? begin + flow.window_tokens : TOKENS;
-        EP_ASSERT(ep_routing_plan_build(plan, &batch, &layer, nodes, chosen, &cut, begin, end, NULL,
-                                        0, NULL) == EP_OK);
+        EP_ASSERT(plan_whole(plan, &batch, &layer, nodes, chosen, &cut, begin, end, NULL, 0,
+                             NULL) == EP_OK);
         for (uint32_t c = 0; c < plan->chunks_count; c++, sent++) {
             Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
             ep_buffer **place = &in_flight[sent % IN_FLIGHT];

@@ -13,6 +13,7 @@
 #include "proto_mutator.h"
 #include "unit/moe/random_batch.h"
 #include "wire/forward_codec.h"
+#include "support/plan_whole.h"
 
 #define NODES 4
 
@@ -142,8 +143,8 @@ static void pack_and_read(uint64_t seed)
     ep_plan_cut cut = {
         .row_bytes = 100, .slot_bytes = 8, .reply_slot_bytes = 70, .room_bytes = room};
     ep_routing_plan_init(&plan);
-    FUZZ_CHECK(ep_routing_plan_build(&plan, &rb.batch, &layer, NODES, chosen, &cut, 0,
-                                     rb.batch.tokens, NULL, 0, NULL) == EP_OK);
+    FUZZ_CHECK(plan_whole(&plan, &rb.batch, &layer, NODES, chosen, &cut, 0, rb.batch.tokens, NULL,
+                          0, NULL) == EP_OK);
     for (uint32_t n = 0; n < plan.chunks_count; n++) {
         Expertd__V1__ForwardRequest header = EXPERTD__V1__FORWARD_REQUEST__INIT;
         ep_buffer *buffer;

@@ -7,6 +7,7 @@
 
 #include "moe/host_plan.h"
 #include "unit/moe/random_batch.h"
+#include "support/plan_whole.h"
 
 #define NODES 7
 
@@ -167,9 +168,8 @@ Test(host_choice, loads_are_those_of_the_plans)
         for (int i = 0; i < 2; i++) {
             ep_routing_plan plan;
             ep_routing_plan_init(&plan);
-            cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &layer, NODES,
-                                               i == 0 ? chosen : grouped, NULL, 0, rb.batch.tokens,
-                                               NULL, 0, NULL),
+            cr_assert_eq(plan_whole(&plan, &rb.batch, &layer, NODES, i == 0 ? chosen : grouped,
+                                    NULL, 0, rb.batch.tokens, NULL, 0, NULL),
                          EP_OK);
             for (uint32_t c = 0; c < plan.chunks_count; c++) {
                 rows[i][groups[plan.chunks[c].node]] += plan.chunks[c].rows_count;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "unit/moe/random_batch.h"
+#include "support/plan_whole.h"
 
 #define NODES 7
 #define MEMBERS 3
@@ -60,9 +61,8 @@ static void case_init(host_case *c, uint64_t seed, const uint32_t *groups)
     const ep_plan_cut cut = {
         .row_bytes = 1, .slot_bytes = 1, .reply_slot_bytes = 1, .room_bytes = rooms};
     ep_routing_plan_init(&c->plan);
-    cr_assert_eq(ep_routing_plan_build(&c->plan, &c->rb.batch, &c->layer, NODES, c->grouped,
-                                       seed % 2 ? &cut : NULL, 0, c->rb.batch.tokens, NULL, 0,
-                                       NULL),
+    cr_assert_eq(plan_whole(&c->plan, &c->rb.batch, &c->layer, NODES, c->grouped,
+                            seed % 2 ? &cut : NULL, 0, c->rb.batch.tokens, NULL, 0, NULL),
                  EP_OK);
 }
 

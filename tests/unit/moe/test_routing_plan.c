@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "unit/moe/random_batch.h"
+#include "support/plan_whole.h"
 
 #define NODES_MAX 7
 
@@ -221,8 +222,8 @@ Test(routing_plan, holds_every_slot_once_and_every_row_once_per_node)
 
         const ep_plan_cut *cut = random_cut(&cut_storage, room, &rb.state);
         uint32_t *expected = expected_slots(&rb, slots_all, begin, end, NULL);
-        cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, cut,
-                                           begin, end, NULL, 0, NULL),
+        cr_assert_eq(plan_whole(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, cut, begin, end,
+                                NULL, 0, NULL),
                      EP_OK);
         check_plan(&plan, &rb, &c, cut, expected, slots_all);
         check_chunks_max(&plan, &c, cut);
@@ -238,8 +239,8 @@ Test(routing_plan, holds_every_slot_once_and_every_row_once_per_node)
                 numbers[count++] = s;
             }
         }
-        cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, cut, 0, 0,
-                                           numbers, count, NULL),
+        cr_assert_eq(plan_whole(&plan, &rb.batch, &c.layer, c.nodes, c.chosen, cut, 0, 0, numbers,
+                                count, NULL),
                      EP_OK);
         check_plan(&plan, &rb, &c, cut, expected, slots_all);
         check_chunks_max(&plan, &c, cut);
@@ -264,9 +265,9 @@ Test(routing_plan, allocates_nothing_after_reserve)
         cluster c;
         random_batch_init(&rb, seed);
         make_cluster(&c, &rb.shape, &rb.state);
-        cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &c.layer, c.nodes, c.chosen,
-                                           random_cut(&cut, room, &rb.state), 0, rb.batch.tokens,
-                                           NULL, 0, NULL),
+        cr_assert_eq(plan_whole(&plan, &rb.batch, &c.layer, c.nodes, c.chosen,
+                                random_cut(&cut, room, &rb.state), 0, rb.batch.tokens, NULL, 0,
+                                NULL),
                      EP_OK);
         random_batch_fini(&rb);
     }
@@ -301,9 +302,8 @@ Test(routing_plan, names_layer_and_expert_without_a_copy)
     ep_error error;
     ep_routing_plan plan;
     ep_routing_plan_init(&plan);
-    cr_assert_eq(
-        ep_routing_plan_build(&plan, &batch, &layer, 2, chosen, NULL, 0, 1, NULL, 0, &error),
-        EP_ERR_UNAVAILABLE);
+    cr_assert_eq(plan_whole(&plan, &batch, &layer, 2, chosen, NULL, 0, 1, NULL, 0, &error),
+                 EP_ERR_UNAVAILABLE);
     cr_assert_eq(error.layer, 5);
     cr_assert_eq(error.expert, 2);
     cr_assert_str_eq(error.text, "no usable node holds expert 2 of layer 5");

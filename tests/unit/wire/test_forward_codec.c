@@ -11,6 +11,7 @@
 
 #include "moe/convert.h"
 #include "unit/moe/random_batch.h"
+#include "support/plan_whole.h"
 
 #define NODES 4
 
@@ -28,8 +29,8 @@ static void plan(planned *p, uint32_t nodes, uint64_t room)
 {
     const uint64_t rooms[NODES] = {room, room * 2, room / 2, room};
     ep_plan_cut cut = {.row_bytes = 1, .slot_bytes = 1, .reply_slot_bytes = 1, .room_bytes = rooms};
-    cr_assert_eq(ep_routing_plan_build(&p->plan, &p->rb.batch, &p->layer, nodes, p->chosen, &cut, 0,
-                                       p->rb.batch.tokens, NULL, 0, NULL),
+    cr_assert_eq(plan_whole(&p->plan, &p->rb.batch, &p->layer, nodes, p->chosen, &cut, 0,
+                            p->rb.batch.tokens, NULL, 0, NULL),
                  EP_OK);
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "unit/moe/random_batch.h"
+#include "support/plan_whole.h"
 
 /* Slot by slot: the same row bytes, scales and expert; rows ascending, none unused. */
 static void check_part(const ep_forward_view *whole, uint32_t begin, uint32_t count,
@@ -72,8 +73,8 @@ Test(relay_codec, a_part_is_what_its_owner_would_get)
                             rb.batch.form != EP_RESULT_UNCOMBINED;
         const ep_routing_layer layer = {.shape = rb.shape};
         ep_routing_plan_init(&plan);
-        cr_assert_eq(ep_routing_plan_build(&plan, &rb.batch, &layer, 1, chosen, NULL, 0,
-                                           rb.batch.tokens, NULL, 0, NULL),
+        cr_assert_eq(plan_whole(&plan, &rb.batch, &layer, 1, chosen, NULL, 0, rb.batch.tokens, NULL,
+                                0, NULL),
                      EP_OK);
         if (plan.chunks_count > 0) {
             cr_assert_eq(ep_forward_pack(&rb.batch, &plan, 0,

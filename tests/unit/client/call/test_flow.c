@@ -5,6 +5,7 @@
 #include "base/random.h"
 #include "call/flow.h"
 #include "wire/forward_codec.h"
+#include "support/plan_whole.h"
 
 static const ep_flow_limits limits = {.frame_bytes_max = 16u << 20,
                                       .chunk_bytes_max = 1u << 20,
@@ -127,9 +128,8 @@ Test(flow, a_frame_and_its_reply_stay_below_the_limit)
         ep_plan_cut cut = flow.cut;
         cut.room_bytes = room;
         ep_routing_plan_init(&plan);
-        cr_assert_eq(
-            ep_routing_plan_build(&plan, &batch, &layer, 3, chosen, &cut, 0, TOKENS, NULL, 0, NULL),
-            EP_OK);
+        cr_assert_eq(plan_whole(&plan, &batch, &layer, 3, chosen, &cut, 0, TOKENS, NULL, 0, NULL),
+                     EP_OK);
         for (uint32_t c = 0; c < plan.chunks_count; c++) {
             const ep_plan_chunk *chunk = &plan.chunks[c];
             ep_forward_layout layout;
