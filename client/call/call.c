@@ -17,11 +17,6 @@
 
 /* ---- who is busy ---- */
 
-static bool has_events(const ep_call *call)
-{
-    return call->inbox_head != NULL || call->flags != 0;
-}
-
 static void perform(ep_call *call, ep_call_actions *actions)
 {
     while (actions->complete || actions->windows_done != 0 || actions->route || actions->look ||
@@ -149,7 +144,7 @@ static void sync_timer(ep_call *call)
 /* Lets go when there is nothing to do; the lock is held, and dropped if so. */
 static bool try_let_go(ep_call *call)
 {
-    if (call->deliver || has_events(call)) {
+    if (call->deliver || call->flags != 0) {
         return false;
     }
     call->busy = false;
@@ -165,7 +160,7 @@ static bool try_let_go(ep_call *call)
 static void work_and_leave(ep_call *call)
 {
     do {
-        while (has_events(call)) {
+        while (call->flags != 0) {
             work(call);
         }
         bool deliver = call->deliver;
@@ -187,8 +182,7 @@ static void hand_over(ep_call *call)
     ep_call_workers_post(call->client->workers, call);
 }
 
-/* frame may be NULL. The caller holds a use, or is the owner. */
-static void post(ep_call *call, ep_call_frame *taken_frame, uint32_t flags)
+void ep_call_post(ep_call *call, ep_call_frame *taken_frame, uint32_t flags)
 {
     pthread_mutex_lock(&call->lock);
     if (taken_frame != NULL) {
@@ -231,15 +225,8 @@ void ep_call_on_timer(ep_timer *timer, void *arg)
 {
     ep_call *call = arg;
     (void)timer;
-    post(call, NULL, EP_CALL_FLAG_TIMER);
+    ep_call_post(call, NULL, EP_CALL_FLAG_TIMER);
     ep_call_unuse(call);
-}
-
-void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error)
-{
-    ep_call_frame *frame = arg;
-    ep_call_check_answer(frame, reply, error);
-    post(frame->call, frame, 0);
 }
 
 /* A callback never runs in the thread that cancels, so the work is handed over. */
@@ -288,7 +275,7 @@ void ep_calls_wake(ep_client *client)
     ep_call *call;
     uint64_t generation = ep_call_registry_wake(&client->registry);
     while ((call = ep_call_registry_next_woken(&client->registry, generation)) != NULL) {
-        post(call, NULL, EP_CALL_FLAG_WAKE);
+        ep_call_post(call, NULL, EP_CALL_FLAG_WAKE);
         ep_call_unuse(call);
     }
 }
@@ -473,19 +460,18 @@ void ep_call_leave(ep_call *call)
 }
 
 /*
- * With busy polling: looks for an event again and again for so long, which saves the wake-up. The
- * lock is held, and free between two looks, for whoever brings the event; the core now and then,
- * for whoever needs it.
+ * Waits for an event or the time the state waits for; the lock is held. With busy polling it first
+ * looks again and again for so long, which saves the wake-up: the lock is free between two looks,
+ * for whoever brings the event, the core now and then, for whoever needs it.
  */
-static void look_for_event(ep_call *call, uint64_t due_ns)
+static void wait_event(ep_call *call)
 {
+    const uint64_t due_ns = ep_call_state_due_ns(&call->state);
     const uint64_t poll_ns = ep_stream_lane_busy_poll_ns();
-    if (poll_ns == 0) {
-        return;
-    }
-    uint64_t end_ns = ep_clock_now_ns() + poll_ns;
+    uint64_t end_ns = poll_ns != 0 ? ep_clock_now_ns() + poll_ns : 0;
     end_ns = end_ns < due_ns ? end_ns : due_ns;
-    for (uint32_t looks = 1; !has_events(call) && ep_clock_now_ns() < end_ns; looks++) {
+    for (uint32_t looks = 1; poll_ns != 0 && call->flags == 0 && ep_clock_now_ns() < end_ns;
+         looks++) {
         pthread_mutex_unlock(&call->lock);
         if (looks % LOOKS_PER_YIELD == 0) {
             sched_yield();
@@ -494,14 +480,7 @@ static void look_for_event(ep_call *call, uint64_t due_ns)
         }
         pthread_mutex_lock(&call->lock);
     }
-}
-
-/* Waits for an event or the time the state waits for; the lock is held. */
-static void wait_event(ep_call *call)
-{
-    uint64_t due_ns = ep_call_state_due_ns(&call->state);
-    look_for_event(call, due_ns);
-    while (!has_events(call)) {
+    while (call->flags == 0) {
         if (!ep_clock_wait(&call->changed, &call->lock, due_ns)) {
             call->flags |= EP_CALL_FLAG_TIMER;
             return;
@@ -514,11 +493,8 @@ void ep_call_drive(ep_call *call)
     pthread_mutex_lock(&call->lock);
     call->driven = true;
     while (!call->deliver) {
-        if (has_events(call)) {
-            work(call);
-        } else {
-            wait_event(call);
-        }
+        wait_event(call);
+        work(call);
     }
     call->driven = false;
     work_and_leave(call);

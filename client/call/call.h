@@ -34,6 +34,7 @@ struct ep_stream_call;
 #define EP_CALL_FLAG_WAKE 1u
 #define EP_CALL_FLAG_TIMER 2u
 #define EP_CALL_FLAG_CANCEL 4u
+#define EP_CALL_FLAG_ANSWER 8u
 
 /* A window under way. */
 typedef struct ep_call_window {
@@ -95,7 +96,7 @@ struct ep_call {
     pthread_cond_t changed;
     ep_call_frame *inbox_head;
     ep_call_frame *inbox_tail;
-    uint32_t flags;
+    uint32_t flags;   /* what has happened; ANSWER: the inbox has some */
     uint32_t waiters; /* threads waiting for `changed` */
     bool busy;
     bool driven; /* the busy thread waits for events */
@@ -228,9 +229,11 @@ void ep_call_wait(ep_call *call);
 void ep_call_stop(ep_call *call);
 /* On a worker: a call that was handed to it. */
 void ep_call_run_handed(ep_call *call);
-/* Its timer's function, and that of its frames' requests: arg is the call, the frame. */
+/* Its timer's function: arg is the call. */
 void ep_call_on_timer(ep_timer *timer, void *arg);
-void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error);
+/* Something happened: flags, and with ANSWER a frame, else NULL. The caller holds a use, or is the
+ * owner. */
+void ep_call_post(ep_call *call, ep_call_frame *taken_frame, uint32_t flags);
 
 /* Lets every call look again that waits for a newer table or a node. */
 void ep_calls_wake(ep_client *client);

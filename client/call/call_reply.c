@@ -56,8 +56,9 @@ static ep_err check_reply(ep_call_frame *frame, const ep_rpc_reply *reply, ep_er
     return EP_OK;
 }
 
-void ep_call_check_answer(ep_call_frame *frame, const ep_rpc_reply *reply, const ep_error *error)
+void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error)
 {
+    ep_call_frame *frame = arg;
     ep_answer_times *times = &frame->link->times;
     bool draining = reply != NULL && reply->draining;
     frame->ok = false;
@@ -89,6 +90,7 @@ void ep_call_check_answer(ep_call_frame *frame, const ep_rpc_reply *reply, const
             __atomic_store_n(&peer->draining, true, __ATOMIC_RELAXED);
         }
     }
+    ep_call_post(frame->call, frame, EP_CALL_FLAG_ANSWER);
 }
 
 static uint32_t node_of(const ep_call *call, const ep_peer *peer)

@@ -40,8 +40,8 @@ void ep_call_sort_slots(uint32_t *numbers, uint32_t count);
 void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, uint32_t hedge_of,
                        ep_call_actions *actions);
 
-/* On a transport thread: checks an answer, which is then to be posted. */
-void ep_call_check_answer(ep_call_frame *frame, const ep_rpc_reply *reply, const ep_error *error);
+/* On a transport thread: checks an answer to a frame, arg, and posts it. */
+void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error);
 /* Steps the state with a posted answer. Gives back the frame's use: the call is then held by
  * someone else only. */
 void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
