@@ -431,7 +431,8 @@ static void wait_for_wake(ep_call *call, uint64_t seen)
     }
 }
 
-/* Some expert of the window has no copy now: slot by slot, which is slower and allocates. */
+/* Some expert of the window has no copy now: by the newest table, slot by slot, which is slower and
+ * allocates. */
 static void route_window_by_slot(ep_call *call, uint32_t window, ep_call_actions *actions)
 {
     const uint32_t per_token = call->slots_per_token;
@@ -442,6 +443,8 @@ static void route_window_by_slot(ep_call *call, uint32_t window, ep_call_actions
         fail_memory(call, actions);
         return;
     }
+    ep_call_refresh_view(call);
+    ep_call_choose(call, call->plan.expert_slots, NULL, false);
     for (uint32_t number = begin; number < end; number++) {
         uint32_t expert;
         ep_slot_kind kind = ep_call_slot(call, number, &expert);
@@ -511,7 +514,9 @@ static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
     if (call->trace.is_on) {
         ep_call_trace_plan_begin(call, window->begin, window->end);
     }
-    ep_call_refresh_view(call);
+    if (window->begin > 0) { /* the first one goes by the table the call began with */
+        ep_call_refresh_view(call);
+    }
     ep_err err = claim_window(call, window, &error);
     if (err != EP_OK) {
         if (call->trace.plan_open) {
