@@ -492,7 +492,7 @@ static void count_rows_left(ep_call *call, const ep_call_window *window)
     for (uint32_t i = 0; i < call->state.parcels_count; i++) {
         const ep_parcel *parcel = &call->state.parcels[i];
         const ep_call_frame *frame = call->frames[i];
-        if (!ep_parcel_is_open(parcel) || &call->windows[parcel->window] != window) {
+        if (parcel->phase < EP_PARCEL_OPEN || &call->windows[parcel->window] != window) {
             continue; /* of another window, or of a run before */
         }
         for (uint32_t s = 0; s < frame->slots_count; s++) {

@@ -67,19 +67,14 @@ ep_err ep_call_state_reserve(ep_call_state *state, uint32_t parcels, uint32_t co
     return err != EP_OK ? err : reserve_tried(state, copies);
 }
 
-static bool is_waiting(ep_parcel_phase phase)
-{
-    return phase == EP_PARCEL_DELAYED || phase == EP_PARCEL_STUCK;
-}
-
 static void set_phase(ep_call_state *state, uint32_t parcel, ep_parcel_phase phase)
 {
     ep_parcel *p = &state->parcels[parcel];
-    state->windows[p->window].open_count -= ep_parcel_is_open(p);
-    state->waiting_count += is_waiting(phase);
-    state->waiting_count -= is_waiting(p->phase);
+    state->windows[p->window].open_count += phase >= EP_PARCEL_OPEN;
+    state->windows[p->window].open_count -= p->phase >= EP_PARCEL_OPEN;
+    state->waiting_count += phase >= EP_PARCEL_WAITING;
+    state->waiting_count -= p->phase >= EP_PARCEL_WAITING;
     p->phase = phase;
-    state->windows[p->window].open_count += ep_parcel_is_open(p);
 }
 
 static void forget_tried(ep_call_state *state)
@@ -247,7 +242,7 @@ static void finish(ep_call_state *state, ep_err code, uint32_t blame, ep_call_ac
         ep_parcel_phase phase = state->parcels[i].phase;
         if (phase == EP_PARCEL_IN_FLIGHT || phase == EP_PARCEL_HEDGE) {
             set_phase(state, i, EP_PARCEL_ZOMBIE);
-        } else if (ep_parcel_is_open(&state->parcels[i])) {
+        } else if (phase >= EP_PARCEL_OPEN) {
             set_phase(state, i, EP_PARCEL_FREE);
         }
     }
@@ -586,7 +581,7 @@ static void release_waiting(ep_call_state *state, uint64_t now_ns, bool woken,
     for (uint32_t i = 0; i < state->parcels_count && state->waiting_count > 0; i++) {
         ep_parcel *p = &state->parcels[i];
         bool stuck = p->phase == EP_PARCEL_STUCK;
-        if (!is_waiting(p->phase) || !((woken && stuck) || p->due_ns <= now_ns)) {
+        if (p->phase < EP_PARCEL_WAITING || !((woken && stuck) || p->due_ns <= now_ns)) {
             continue;
         }
         p->reason = EP_OK;
@@ -646,7 +641,7 @@ uint64_t ep_call_state_due_ns(const ep_call_state *state)
     uint64_t due_ns = state->look_ns < state->deadline_ns ? state->look_ns : state->deadline_ns;
     for (uint32_t i = 0, left = state->waiting_count; i < state->parcels_count && left > 0; i++) {
         const ep_parcel *p = &state->parcels[i];
-        if (is_waiting(p->phase)) {
+        if (p->phase >= EP_PARCEL_WAITING) {
             due_ns = p->due_ns < due_ns ? p->due_ns : due_ns;
             left--;
         }

@@ -62,15 +62,17 @@
 
 typedef enum ep_parcel_phase {
     EP_PARCEL_FREE,
-    EP_PARCEL_IN_FLIGHT,
-    EP_PARCEL_HEDGE,   /* in flight, with slots of the parcel hedge_of */
-    EP_PARCEL_COVERED, /* failed; its hedges are to bring its slots */
+    EP_PARCEL_ZOMBIE,
+    EP_PARCEL_HEDGE, /* in flight, with slots of the parcel hedge_of */
     EP_PARCEL_SPENT, /* nothing comes of it any more; it keeps its place until the window is done */
     EP_PARCEL_ARRIVED,
+    EP_PARCEL_OPEN, /* from here on its slots still wait for their rows */
+    EP_PARCEL_IN_FLIGHT = EP_PARCEL_OPEN,
+    EP_PARCEL_COVERED, /* failed; its hedges are to bring its slots */
     EP_PARCEL_ROUTABLE,
-    EP_PARCEL_DELAYED,
-    EP_PARCEL_STUCK,
-    EP_PARCEL_ZOMBIE
+    EP_PARCEL_WAITING, /* from here on it waits for its time */
+    EP_PARCEL_DELAYED = EP_PARCEL_WAITING,
+    EP_PARCEL_STUCK
 } ep_parcel_phase;
 
 typedef enum ep_hedge_phase {
@@ -96,19 +98,11 @@ typedef struct ep_parcel {
     uint32_t hedge_of;    /* HEDGE */
 } ep_parcel;
 
-/* Its slots still wait for their rows. */
-static inline bool ep_parcel_is_open(const ep_parcel *parcel)
-{
-    return parcel->phase == EP_PARCEL_IN_FLIGHT || parcel->phase == EP_PARCEL_COVERED ||
-           parcel->phase == EP_PARCEL_ROUTABLE || parcel->phase == EP_PARCEL_DELAYED ||
-           parcel->phase == EP_PARCEL_STUCK;
-}
-
 typedef enum ep_window_phase { EP_WINDOW_FREE, EP_WINDOW_SENDING, EP_WINDOW_SENT } ep_window_phase;
 
 typedef struct ep_call_state_window {
     ep_window_phase phase;
-    uint32_t open_count; /* its parcels that are IN_FLIGHT, COVERED, ROUTABLE, DELAYED, STUCK */
+    uint32_t open_count; /* its parcels that are OPEN or beyond */
 } ep_call_state_window;
 
 typedef enum ep_call_phase { EP_CALL_IDLE, EP_CALL_RUNNING, EP_CALL_DONE } ep_call_phase;
@@ -126,7 +120,7 @@ typedef struct ep_call_state {
     ep_error last_error; /* newest failure of a parcel; code OK when there was none */
     uint64_t last_error_ns;
     uint8_t *tried; /* [tried_count] per copy of the layer in use, as ep_copy_choice.tried */
-    uint32_t waiting_count; /* DELAYED, STUCK */
+    uint32_t waiting_count; /* parcels that are WAITING or beyond */
     /* private */
     ep_retry_budget *budget;
     uint64_t random;

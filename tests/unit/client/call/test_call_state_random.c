@@ -83,7 +83,7 @@ static void end_windows(sim *s, uint32_t done)
             EP_ASSERT(s->state.windows[w].phase != EP_WINDOW_FREE);
             for (uint32_t i = 0; i < s->state.parcels_count; i++) {
                 EP_ASSERT(s->state.parcels[i].window != w ||
-                          !ep_parcel_is_open(&s->state.parcels[i]));
+                          s->state.parcels[i].phase < EP_PARCEL_OPEN);
             }
             ep_call_state_release_window(&s->state, w);
         }
