@@ -444,43 +444,51 @@ static bool not_sent_locked(ep_rpc_client_call *call, ep_rpc_out *out, ep_err er
     return true;
 }
 
-static void after_send(ep_rpc_client_call *call, ep_rpc_out *out, ep_err err)
+/* The link took the frame, or did not. Lock held. *out_tell_peer: the call was abandoned meanwhile.
+ * Returns the link whose reference is to be dropped, or NULL. */
+static ep_rpc_client_link *sent_locked(ep_rpc_client_call *call, ep_rpc_out *out, ep_err err,
+                                       bool *out_tell_peer)
 {
-    ep_rpc_channel *channel = call->channel;
     ep_rpc_client_link *link = call->link;
-    bool tell_peer = false;
-    bool drop_link = false;
-    pthread_mutex_lock(&channel->lock);
     call->sending = false;
     if (err != EP_OK) {
-        drop_link = not_sent_locked(call, out, err);
-    } else {
-        call->sent = true;
-        tell_peer = call->ended && call->abandoned;
-        if (link->dead && !call->ended) {
-            end_later_locked(call, &link->dead_error);
-        }
+        return not_sent_locked(call, out, err) ? link : NULL;
     }
-    pthread_mutex_unlock(&channel->lock);
-    if (tell_peer) {
-        ep_rpc_client_call_abandon(call);
+    call->sent = true;
+    *out_tell_peer = call->ended && call->abandoned;
+    if (link->dead && !call->ended) {
+        end_later_locked(call, &link->dead_error);
     }
-    if (drop_link) {
-        ep_rpc_link_unref(&link->link);
-    }
-    ep_rpc_client_call_unref(call);
+    return NULL;
 }
 
 void ep_rpc_channel_pump(ep_rpc_channel *channel)
 {
+    ep_rpc_client_call *call = NULL; /* of the round before */
+    ep_rpc_out *out = NULL;
+    ep_err err = EP_OK;
     for (;;) {
-        ep_rpc_out *out = NULL;
+        ep_rpc_client_link *dropped = NULL;
+        bool tell_peer = false;
         pthread_mutex_lock(&channel->lock);
-        ep_rpc_client_call *call = take_sendable_locked(channel, &out);
+        if (call != NULL) {
+            dropped = sent_locked(call, out, err, &tell_peer);
+        }
+        ep_rpc_client_call *next = take_sendable_locked(channel, &out);
         pthread_mutex_unlock(&channel->lock);
-        if (call == NULL) {
+        if (tell_peer) {
+            ep_rpc_client_call_abandon(call);
+        }
+        if (dropped != NULL) {
+            ep_rpc_link_unref(&dropped->link);
+        }
+        if (call != NULL) {
+            ep_rpc_client_call_unref(call);
+        }
+        if (next == NULL) {
             return;
         }
+        call = next;
         out->frame.deadline_us = EP_FRAME_DEADLINE_NONE;
         if (call->deadline_ns != EP_TIME_NEVER) {
             uint64_t now_ns = ep_clock_now_ns();
@@ -489,7 +497,7 @@ void ep_rpc_channel_pump(ep_rpc_channel *channel)
             out->frame.deadline_us =
                 left_us < EP_FRAME_DEADLINE_NONE ? (uint32_t)left_us : EP_FRAME_DEADLINE_NONE - 1;
         }
-        after_send(call, out, ep_rpc_link_send(&call->link->link, out));
+        err = ep_rpc_link_send(&call->link->link, out);
     }
 }
 

@@ -350,8 +350,15 @@ static void link_sent(ep_send *send, ep_err result)
     ep_rpc_link_unref(link);
 }
 
-static ep_err send_now(ep_rpc_link *link, ep_rpc_out *out, bool payload_crc)
+ep_err ep_rpc_link_send(ep_rpc_link *link, ep_rpc_out *out)
 {
+    pthread_mutex_lock(&link->lock);
+    bool open = link->phase < EP_LINK_CLOSING || out->last;
+    bool payload_crc = link->payload_crc;
+    pthread_mutex_unlock(&link->lock);
+    if (!open) {
+        return EP_ERR_CLOSED;
+    }
     if (__atomic_add_fetch(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST) > link->sends_max &&
         !out->last) {
         __atomic_fetch_sub(&link->sends_in_flight, 1, __ATOMIC_SEQ_CST);
@@ -375,15 +382,6 @@ static ep_err send_now(ep_rpc_link *link, ep_rpc_out *out, bool payload_crc)
         ep_rpc_link_unref(link);
     }
     return err;
-}
-
-ep_err ep_rpc_link_send(ep_rpc_link *link, ep_rpc_out *out)
-{
-    pthread_mutex_lock(&link->lock);
-    bool open = link->phase < EP_LINK_CLOSING;
-    bool payload_crc = link->payload_crc;
-    pthread_mutex_unlock(&link->lock);
-    return open ? send_now(link, out, payload_crc) : EP_ERR_CLOSED;
 }
 
 uint32_t ep_rpc_link_sends_in_flight(ep_rpc_link *link)
@@ -428,7 +426,6 @@ void ep_rpc_link_send_last(ep_rpc_link *link, ep_rpc_out *taken_out, const ep_er
     set_why_locked(link, why);
     bool first = link->phase < EP_LINK_CLOSING;
     bool bounded = false;
-    bool payload_crc = link->payload_crc;
     if (first) {
         link->phase = EP_LINK_CLOSING;
         bounded =
@@ -437,7 +434,7 @@ void ep_rpc_link_send_last(ep_rpc_link *link, ep_rpc_out *taken_out, const ep_er
     pthread_mutex_unlock(&link->lock);
     if (taken_out != NULL && bounded) {
         taken_out->last = true;
-        if (send_now(link, taken_out, payload_crc) == EP_OK) {
+        if (ep_rpc_link_send(link, taken_out) == EP_OK) {
             return;
         }
     }

@@ -212,21 +212,16 @@ static void first_frame(ep_rpc_session *session, const ep_frame *frame, const ep
 
 /* ---- calls in flight ---- */
 
-static ep_rpc_call **bucket_of(ep_rpc_session *session, uint64_t id)
-{
-    return &session->calls[(id * 0x9e3779b97f4a7c15ull) >> 56]; /* 8 bits: EP_RPC_CALL_BUCKETS */
-}
+_Static_assert(EP_RPC_CALL_BUCKETS == 256, "find_locked takes 8 bits");
 
-_Static_assert(EP_RPC_CALL_BUCKETS == 256, "bucket_of takes 8 bits");
-
-/* The call with this id, or NULL. link.lock is held. */
-static ep_rpc_call *find_locked(ep_rpc_session *session, uint64_t id)
+/* Where the pointer to the call with this id is, or the end of its list. link.lock is held. */
+static ep_rpc_call **find_locked(ep_rpc_session *session, uint64_t id)
 {
-    ep_rpc_call *call = *bucket_of(session, id);
-    while (call != NULL && call->incoming.number != id) {
-        call = call->next;
+    ep_rpc_call **at = &session->calls[(id * 0x9e3779b97f4a7c15ull) >> 56];
+    while (*at != NULL && (*at)->incoming.number != id) {
+        at = &(*at)->next;
     }
-    return call;
+    return at;
 }
 
 /* What the peer should be told it may send; 0 when nothing is due. */
@@ -268,11 +263,8 @@ static void origin_remove(ep_rpc_origin *origin, ep_rpc_call *call)
 {
     ep_rpc_session *session = session_of_origin(origin);
     pthread_mutex_lock(&session->link.lock);
-    ep_rpc_call **at = bucket_of(session, call->incoming.number);
-    while (*at != call) {
-        EP_ASSERT(*at != NULL);
-        at = &(*at)->next;
-    }
+    ep_rpc_call **at = find_locked(session, call->incoming.number);
+    EP_ASSERT(*at == call);
     *at = call->next;
     session->calls_count--;
     session->answered_bytes += call->frame_bytes;
@@ -316,8 +308,8 @@ static ep_err enter(ep_rpc_session *session, ep_rpc_call *call, uint32_t *out_ca
 {
     ep_err err = EP_OK;
     pthread_mutex_lock(&session->link.lock);
-    ep_rpc_call **bucket = bucket_of(session, call->incoming.number);
-    if (find_locked(session, call->incoming.number) != NULL) {
+    ep_rpc_call **at = find_locked(session, call->incoming.number);
+    if (*at != NULL) {
         err = ep_error_set(out_error, EP_ERR_PROTOCOL,
                            "call id %016llx is used again while its call is in flight",
                            (unsigned long long)call->incoming.number);
@@ -328,8 +320,8 @@ static ep_err enter(ep_rpc_session *session, ep_rpc_call *call, uint32_t *out_ca
                            (unsigned long long)session->announced_bytes);
     } else {
         session->received_bytes += call->frame_bytes;
-        call->next = *bucket;
-        *bucket = call;
+        call->next = NULL;
+        *at = call;
         *out_calls = ++session->calls_count;
     }
     pthread_mutex_unlock(&session->link.lock);
@@ -373,7 +365,7 @@ static void session_frame(ep_rpc_link *link, const ep_frame *frame, ep_buffer *t
     }
     if (frame->kind == EP_FRAME_CANCEL) {
         pthread_mutex_lock(&link->lock);
-        ep_rpc_call *call = find_locked(session, frame->call_id);
+        ep_rpc_call *call = *find_locked(session, frame->call_id);
         if (call != NULL) {
             ep_rpc_call_ref(call);
         }
