@@ -179,15 +179,6 @@ static ep_err read_length(const ep_assembler *a, const ep_lane_limits *limits, b
     return ep_lane_frame_length(limits, large_allowed, prefix, peer, out_bytes, out_error);
 }
 
-static void expect(ep_assembler *a, size_t bytes)
-{
-    if (bytes < a->expected_bytes && ++a->smaller_count < SMALLER_COUNT_MAX) {
-        return;
-    }
-    a->expected_bytes = bytes;
-    a->smaller_count = 0;
-}
-
 /* The frame's buffer, with what has arrived of it. */
 static ep_assembler_step begin_frame(ep_assembler *a, const ep_lane_limits *limits, size_t bytes)
 {
@@ -214,7 +205,10 @@ static ep_assembler_step begin_frame(ep_assembler *a, const ep_lane_limits *limi
         take_unread(a, a->frame->data + a->frame_have_bytes, bytes - a->frame_have_bytes);
     ep_path_count(EP_PATH_LANE, copied);
     a->frame_have_bytes += copied;
-    expect(a, bytes);
+    if (bytes >= a->expected_bytes || ++a->smaller_count == SMALLER_COUNT_MAX) {
+        a->expected_bytes = bytes;
+        a->smaller_count = 0;
+    }
     return EP_ASSEMBLER_BEGUN;
 }
 

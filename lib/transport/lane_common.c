@@ -127,29 +127,6 @@ bool ep_conn_receiving_is_slow(const ep_conn_receiving *receiving, uint64_t now_
     return receiving->begun_bytes < ms * EP_FRAME_RATE_MIN / 1000;
 }
 
-ep_err ep_send_prepare(ep_send *send, const ep_lane_limits *limits)
-{
-    if (send->done == NULL || send->parts_count > EP_SEND_PARTS_MAX) {
-        return EP_ERR_INVALID_ARGUMENT;
-    }
-    size_t total = 0;
-    for (uint32_t i = 0; i < send->parts_count; i++) {
-        if (send->parts[i].data == NULL && send->parts[i].bytes != 0) {
-            return EP_ERR_INVALID_ARGUMENT;
-        }
-        if (!ep_add_size(total, send->parts[i].bytes, &total)) {
-            return EP_ERR_INVALID_ARGUMENT;
-        }
-    }
-    if (total < limits->prefix_bytes || total > limits->frame_bytes_max) {
-        return EP_ERR_INVALID_ARGUMENT;
-    }
-    send->total_bytes = total;
-    send->sent_bytes = 0;
-    send->next = NULL;
-    return EP_OK;
-}
-
 void ep_send_queue_append(ep_send_queue *queue, ep_send *send)
 {
     queue->bytes += send->total_bytes;

@@ -29,9 +29,6 @@ ep_err ep_lane_frame_length(const ep_lane_limits *limits, bool large_allowed,
                             const uint8_t prefix[EP_FRAME_PREFIX_BYTES], const char *peer,
                             size_t *out_bytes, ep_error *out_error);
 
-/* Checks a send and fills its private fields. Errors: INVALID_ARGUMENT (parts, length). */
-ep_err ep_send_prepare(ep_send *send, const ep_lane_limits *limits);
-
 /* Appends a prepared send. The caller holds the lock, and keeps to its bound. */
 void ep_send_queue_append(ep_send_queue *queue, ep_send *send);
 /* Takes the oldest; NULL when empty. */

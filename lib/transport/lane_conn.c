@@ -233,12 +233,24 @@ static bool begin_close(ep_lane_conn *conn)
 
 ep_err ep_conn_send(ep_conn *base, ep_send *send)
 {
-    ep_lane_conn *conn = (ep_lane_conn *)base;
-    ep_err err = ep_send_prepare(send, &conn->limits);
-    if (err == EP_OK) {
-        err = ep_lane_is_ours(conn->forks) ? base->ops->conn_send(base, send) : EP_ERR_CLOSED;
+    const ep_lane_conn *conn = (const ep_lane_conn *)base;
+    if (send->done == NULL || send->parts_count > EP_SEND_PARTS_MAX) {
+        return EP_ERR_INVALID_ARGUMENT;
     }
-    return err;
+    size_t total = 0;
+    for (uint32_t i = 0; i < send->parts_count; i++) {
+        if ((send->parts[i].data == NULL && send->parts[i].bytes != 0) ||
+            !ep_add_size(total, send->parts[i].bytes, &total)) {
+            return EP_ERR_INVALID_ARGUMENT;
+        }
+    }
+    if (total < conn->limits.prefix_bytes || total > conn->limits.frame_bytes_max) {
+        return EP_ERR_INVALID_ARGUMENT;
+    }
+    send->total_bytes = total;
+    send->sent_bytes = 0;
+    send->next = NULL;
+    return ep_lane_is_ours(conn->forks) ? base->ops->conn_send(base, send) : EP_ERR_CLOSED;
 }
 
 uint64_t ep_conn_unacked(ep_conn *base)

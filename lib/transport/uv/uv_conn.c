@@ -193,12 +193,6 @@ static void end_of_stream(ep_lane_conn *lane, const char *reason)
     ep_lane_conn_end(lane, &lost);
 }
 
-static void rest(ep_lane_conn *lane)
-{
-    ep_assembler_rest(&lane->assembler);
-    ep_assembler_note(&lane->assembler, ep_clock_now_ns());
-}
-
 /* Only a failed socket brings a connection here that is not started: it waits for room to write,
  * and there is no handler yet. */
 static bool is_started(ep_lane_conn *lane)
@@ -244,7 +238,8 @@ static void on_readable(uv_conn *conn, bool failed)
             more = false;
         }
     }
-    rest(lane);
+    ep_assembler_rest(&lane->assembler);
+    ep_assembler_note(&lane->assembler, ep_clock_now_ns());
 }
 
 /* ---- life, on the worker ---- */
@@ -298,7 +293,8 @@ static void on_retry_memory(uv_timer_t *timer)
         return;
     }
     pump(conn); /* memory_wait stays until there is memory */
-    rest(&conn->lane);
+    ep_assembler_rest(&conn->lane.assembler);
+    ep_assembler_note(&conn->lane.assembler, ep_clock_now_ns());
     update_events(conn);
 }
 

@@ -71,26 +71,20 @@ static void on_spin(uv_idle_t *spin)
     }
 }
 
-/* Whether to look again at once rather than to sleep. */
-static bool is_spinning(ep_uv_loop_worker *worker)
-{
-    uint64_t poll_ns = __atomic_load_n(&busy_poll_ns, __ATOMIC_RELAXED);
-    bool spin =
-        poll_ns != 0 && worker->heard_ns != 0 && ep_clock_now_ns() - worker->heard_ns < poll_ns;
-    if (spin) {
-        uv_idle_start(&worker->spin, on_spin); /* nothing when it is active already */
-    } else {
-        uv_idle_stop(&worker->spin);
-    }
-    return spin;
-}
-
 static void before_wait(uv_prepare_t *handle)
 {
     ep_uv_loop_worker *worker = handle->data;
+    const uint64_t poll_ns = __atomic_load_n(&busy_poll_ns, __ATOMIC_RELAXED);
     pthread_mutex_lock(&worker->lock);
     run_jobs_locked(worker);
-    worker->sleeping = !is_spinning(worker);
+    /* else it looks again at once */
+    worker->sleeping =
+        poll_ns == 0 || worker->heard_ns == 0 || ep_clock_now_ns() - worker->heard_ns >= poll_ns;
+    if (worker->sleeping) {
+        uv_idle_stop(&worker->spin);
+    } else {
+        uv_idle_start(&worker->spin, on_spin); /* nothing when it is active already */
+    }
     pthread_mutex_unlock(&worker->lock);
 }
 
