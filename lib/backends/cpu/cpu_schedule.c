@@ -434,16 +434,6 @@ static void find_then(const ep_cpu_schedule *s, cpu_turn *turn, uint32_t node)
     }
 }
 
-/* Any lock. How many of turn->then are taken; all when that stage is over. */
-static uint32_t then_taken(const cpu_turn *turn)
-{
-    if (turn->then_pass == NULL) {
-        return 0;
-    }
-    const uint64_t claim = atomic_load_explicit(&turn->then_pass->claim, memory_order_relaxed);
-    return claim >> 32 == turn->then_number ? (uint32_t)claim : turn->then.count;
-}
-
 /* Lock held. The thread turns to the pass that is best for it and takes its first tasks; false:
  * there is nothing to do now. */
 static bool turn_to_work(cpu_worker *worker, cpu_work *out_work)
@@ -547,7 +537,12 @@ static const uint8_t *next_weights(const cpu_turn *turn, const cpu_work *work,
             next = over < others ? 2 * (others - over) : 0;
         } else {
             panels = turn->then;
-            next = 2 * over + then_taken(turn);
+            next = 2 * over;
+            if (turn->then_pass != NULL) { /* what is taken of it; all when that stage is over */
+                const uint64_t claim =
+                    atomic_load_explicit(&turn->then_pass->claim, memory_order_relaxed);
+                next += claim >> 32 == turn->then_number ? (uint32_t)claim : panels.count;
+            }
         }
     }
     return next < panels.count ? panels.first + next * panels.bytes : NULL;
@@ -633,16 +628,6 @@ static stage round_if_small(cpu_pass *pass, float *tile)
     return STAGE_DOWN;
 }
 
-static bool any_tasks(const ep_cpu_schedule *s)
-{
-    for (uint32_t i = 0; i < s->passes_count; i++) {
-        if (has_tasks(&s->passes[i])) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Lock held, not while done() is called. All tasks of the pass's stage have ended. */
 static void end_stage(ep_cpu_schedule *s, cpu_pass *pass, stage next)
 {
@@ -657,8 +642,12 @@ static void end_stage(ep_cpu_schedule *s, cpu_pass *pass, stage next)
     }
     pass->open = false;
     pass->job = NULL;
-    if (s->first != NULL || any_tasks(s)) {
-        /* a waiting job may open this pass; patient ones may have given way to it */
+    /* a waiting job may open this pass; patient ones may have given way to it */
+    bool is_awaited = s->first != NULL;
+    for (uint32_t i = 0; i < s->passes_count && !is_awaited; i++) {
+        is_awaited = has_tasks(&s->passes[i]);
+    }
+    if (is_awaited) {
         announce(s, s->threads);
     }
     if (++job->scratch[JOB_PASSES_DONE] == job->scratch[JOB_PASSES]) {
