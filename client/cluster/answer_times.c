@@ -4,9 +4,10 @@
 
 #include <math.h>
 
-#define FIRST_OCTAVE 13u /* 8,192 ns */
-#define REFRESH 16u      /* answers between two looks at the percentile */
-#define LATE_OF 20u      /* one in so many is late */
+#define FIRST_OCTAVE 13u          /* 8,192 ns */
+#define STEP (EP_PACE_OCTAVE / 4) /* of a histogram */
+#define REFRESH 16u               /* answers between two looks at the percentile */
+#define LATE_OF 20u               /* one in so many is late */
 #define PACE_STEP (EP_PACE_OCTAVE / 16)
 #define NORM_STEP (EP_PACE_OCTAVE / 32)
 #define PASS_ROWS_MAX 256u /* a node tells no more */
@@ -19,14 +20,13 @@ static uint32_t size_of(uint32_t slots)
     return size < EP_ANSWER_SIZES ? size : EP_ANSWER_SIZES - 1;
 }
 
-static uint32_t step_of(uint64_t took_ns)
+/* The logarithm, straight within an octave. */
+static int32_t octaves_of(uint64_t took_ns)
 {
-    if (took_ns >> FIRST_OCTAVE == 0) {
-        return 0;
-    }
+    took_ns = took_ns < EP_PACE_OCTAVE ? EP_PACE_OCTAVE : took_ns;
     uint32_t octave = 63u - (uint32_t)__builtin_clzll(took_ns);
-    uint32_t step = (octave - FIRST_OCTAVE) * 4 + (uint32_t)(took_ns >> (octave - 2) & 3);
-    return step < EP_ANSWER_STEPS ? step : EP_ANSWER_STEPS - 1;
+    return (int32_t)(octave * EP_PACE_OCTAVE +
+                     (uint32_t)((took_ns >> (octave - 10)) & (EP_PACE_OCTAVE - 1)));
 }
 
 static uint64_t step_end_ns(uint32_t step)
@@ -66,7 +66,9 @@ static void halve(ep_answer_histogram *h)
 void ep_answer_times_add(ep_answer_times *times, uint32_t slots, uint64_t took_ns)
 {
     ep_answer_histogram *h = &times->sizes[size_of(slots)];
-    __atomic_fetch_add(&h->counts[step_of(took_ns)], 1, __ATOMIC_RELAXED);
+    int32_t step = (octaves_of(took_ns) - (int32_t)FIRST_OCTAVE * EP_PACE_OCTAVE) / STEP;
+    step = step < 0 ? 0 : step < EP_ANSWER_STEPS ? step : EP_ANSWER_STEPS - 1;
+    __atomic_fetch_add(&h->counts[step], 1, __ATOMIC_RELAXED);
     uint32_t total = __atomic_add_fetch(&h->total, 1, __ATOMIC_RELAXED);
     if (total == EP_ANSWER_TIMES_KEPT) {
         halve(h);
@@ -88,15 +90,6 @@ uint64_t ep_answer_times_late_ns(const ep_answer_times *times, uint32_t slots)
 {
     uint64_t late_ns = __atomic_load_n(&times->sizes[size_of(slots)].late_ns, __ATOMIC_RELAXED);
     return late_ns != 0 ? late_ns : EP_ANSWER_TIMES_UNKNOWN;
-}
-
-/* The logarithm, straight within an octave. */
-static int32_t octaves_of(uint64_t took_ns)
-{
-    took_ns = took_ns < EP_PACE_OCTAVE ? EP_PACE_OCTAVE : took_ns;
-    uint32_t octave = 63u - (uint32_t)__builtin_clzll(took_ns);
-    return (int32_t)(octave * EP_PACE_OCTAVE +
-                     (uint32_t)((took_ns >> (octave - 10)) & (EP_PACE_OCTAVE - 1)));
 }
 
 static void step_pace(ep_answer_times *times, int32_t step)

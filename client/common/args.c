@@ -59,14 +59,23 @@ static ep_err check_type(const char *name, const ep_tensor *tensor, const ep_dty
                (unsigned)tensor->dtype, allowed);
 }
 
-static bool is_empty(const ep_tensor *tensor)
+/* One byte past the last one. An empty tensor ends where it begins; strides may be wider than
+ * memory: such a tensor ends with it. */
+static uintptr_t end_of(const ep_tensor *tensor)
 {
+    size_t end = (size_t)(uintptr_t)tensor->data;
+    bool fits = ep_add_size(end, ep_dtype_bytes(tensor->dtype), &end);
     for (uint32_t i = 0; i < tensor->rank; i++) {
+        size_t part = 0;
         if (tensor->shape[i] == 0) {
-            return true;
+            return (uintptr_t)tensor->data;
         }
+        fits = fits &&
+               (tensor->shape[i] == 1 || (ep_mul_size((size_t)tensor->shape[i] - 1,
+                                                      (size_t)tensor->stride_bytes[i], &part) &&
+                                          ep_add_size(end, part, &end)));
     }
-    return false;
+    return fits ? end : UINTPTR_MAX;
 }
 
 ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,
@@ -103,7 +112,7 @@ ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,
                        name, tensor->stride_bytes[i], i);
         }
     }
-    if (tensor->data == NULL && !is_empty(tensor)) {
+    if (tensor->data == NULL && end_of(tensor) != 0) {
         return BAD("%s has no data", name);
     }
     int64_t element = (int64_t)ep_dtype_bytes(tensor->dtype);
@@ -446,33 +455,15 @@ static ep_err fill_out(const ep_tensor *out, ep_batch *batch, ep_combine_out *ou
     return EP_OK;
 }
 
-/* Strides may be wider than memory: such a tensor ends with it. */
-static uintptr_t end_of(const ep_tensor *tensor)
-{
-    size_t end = (size_t)(uintptr_t)tensor->data;
-    bool fits = ep_add_size(end, ep_dtype_bytes(tensor->dtype), &end);
-    for (uint32_t i = 0; fits && i < tensor->rank; i++) {
-        size_t part = 0;
-        fits = tensor->shape[i] == 1 ||
-               (ep_mul_size((size_t)tensor->shape[i] - 1, (size_t)tensor->stride_bytes[i], &part) &&
-                ep_add_size(end, part, &end));
-    }
-    return fits ? end : UINTPTR_MAX;
-}
-
 /* The result is written while inputs are still read. */
 static ep_err check_apart(const ep_moe_args *args, const ep_tensor *out, ep_error *out_error)
 {
     ep_moe_tensor row;
-    if (is_empty(out)) {
-        return EP_OK;
-    }
+    const uintptr_t out_begin = (uintptr_t)out->data, out_end = end_of(out);
     for (uint32_t at = 0; ep_moe_tensor_next(&at, &row);) {
         const ep_tensor *in = (const ep_tensor *)(const void *)((const uint8_t *)args + row.at);
-        if (in->rank == 0 || is_empty(in)) {
-            continue;
-        }
-        if ((uintptr_t)out->data < end_of(in) && (uintptr_t)in->data < end_of(out)) {
+        const uintptr_t begin = (uintptr_t)in->data, end = in->rank == 0 ? begin : end_of(in);
+        if (begin < end && out_begin < end && begin < out_end && out_begin < out_end) {
             return BAD("out overlaps %s: they must be apart", row.name);
         }
     }

@@ -18,41 +18,32 @@ static bool rows_flag(const ep_rows *rows, uint32_t token, uint32_t slot)
     return ((const uint8_t *)ep_rows_at(rows, token))[slot] != 0;
 }
 
-static bool slots_all_masked(const ep_batch *batch, uint32_t token)
-{
-    if (batch->mask_slots.data == NULL || batch->top_k == 0) {
-        return false;
-    }
-    for (uint32_t k = 0; k < batch->top_k; k++) {
-        if (rows_flag(&batch->mask_slots, token, k)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 bool ep_batch_token_active(const ep_batch *batch, uint32_t token)
 {
     if (batch->mask_tokens != NULL && batch->mask_tokens[token] == 0) {
         return false;
     }
-    return !slots_all_masked(batch, token);
+    bool is_active = batch->mask_slots.data == NULL || batch->top_k == 0;
+    for (uint32_t k = 0; !is_active && k < batch->top_k; k++) {
+        is_active = rows_flag(&batch->mask_slots, token, k);
+    }
+    return is_active;
 }
 
 ep_slot_kind ep_batch_slot(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token,
                            uint32_t slot, uint32_t *out_expert)
 {
     *out_expert = EP_NO_EXPERT;
-    if (batch->mask_tokens != NULL && batch->mask_tokens[token] == 0) {
-        return EP_SLOT_INACTIVE;
-    }
     if (slot >= batch->top_k) {
         /* An uncombined result has no place for shared rows, so they are not asked for. */
-        if (batch->form == EP_RESULT_UNCOMBINED || slots_all_masked(batch, token)) {
+        if (batch->form == EP_RESULT_UNCOMBINED || !ep_batch_token_active(batch, token)) {
             return EP_SLOT_INACTIVE;
         }
         *out_expert = shape->experts + (slot - batch->top_k);
         return EP_SLOT_SHARED;
+    }
+    if (batch->mask_tokens != NULL && batch->mask_tokens[token] == 0) {
+        return EP_SLOT_INACTIVE;
     }
     if (batch->mask_slots.data != NULL && !rows_flag(&batch->mask_slots, token, slot)) {
         return EP_SLOT_INACTIVE;
@@ -175,24 +166,11 @@ static ep_err check_masks(const ep_batch *batch, ep_error *out_error)
     return err;
 }
 
-static ep_err check_duplicates(const ep_batch *batch, const ep_layer_shape *shape, uint32_t token,
-                               ep_error *out_error)
-{
-    uint32_t expert;
-    uint32_t slots[2];
-    if (ep_batch_duplicate(batch, shape, token, &expert, slots)) {
-        return BAD("expert id %" PRIu32 " at token %" PRIu32 ", slot %" PRIu32
-                   " is already in slot %" PRIu32
-                   ": a token's experts must differ, unless allow_duplicates "
-                   "(--allow-duplicates) is set",
-                   expert, token, slots[1], slots[0]);
-    }
-    return EP_OK;
-}
-
 static ep_err check_ids(const ep_batch *batch, const ep_layer_shape *shape, ep_error *out_error)
 {
-    int64_t total = ep_batch_ids_total(batch, shape);
+    const int64_t total = ep_batch_ids_total(batch, shape);
+    uint32_t expert;
+    uint32_t slots[2];
     for (uint32_t t = 0; t < batch->tokens; t++) {
         for (uint32_t k = 0; k < batch->top_k; k++) {
             int64_t id = ep_batch_id(batch, t, k);
@@ -202,11 +180,12 @@ static ep_err check_ids(const ep_batch *batch, const ep_layer_shape *shape, ep_e
                            id, t, k, total - 1, total);
             }
         }
-        if (!batch->allow_duplicates) {
-            ep_err err = check_duplicates(batch, shape, t, out_error);
-            if (err != EP_OK) {
-                return err;
-            }
+        if (!batch->allow_duplicates && ep_batch_duplicate(batch, shape, t, &expert, slots)) {
+            return BAD("expert id %" PRIu32 " at token %" PRIu32 ", slot %" PRIu32
+                       " is already in slot %" PRIu32
+                       ": a token's experts must differ, unless allow_duplicates "
+                       "(--allow-duplicates) is set",
+                       expert, t, slots[1], slots[0]);
         }
     }
     return EP_OK;

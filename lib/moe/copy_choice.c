@@ -51,11 +51,6 @@ static uint32_t pick_probed(const ep_copy_choice *choice)
     return NO_NODE;
 }
 
-static float work_of(const chooser *c, uint32_t expert)
-{
-    return c->choice->pass_slots + (c->choice->slots != NULL ? (float)c->choice->slots[expert] : 1);
-}
-
 static uint32_t choose_one(const chooser *c, uint32_t expert)
 {
     uint32_t begin = c->layer->offsets[expert];
@@ -72,6 +67,8 @@ static uint32_t choose_one(const chooser *c, uint32_t expert)
     }
     uint64_t state = expert; /* one step of splitmix64 is the hash */
     uint32_t skip = count > 1 ? (uint32_t)((ep_splitmix64(&state) + c->choice->spread) % count) : 0;
+    const float work =
+        c->choice->pass_slots + (c->choice->slots != NULL ? (float)c->choice->slots[expert] : 1);
     uint32_t chosen = EP_NO_EXPERT;
     float chosen_time = INFINITY;
     uint32_t seen = 0;
@@ -80,13 +77,13 @@ static uint32_t choose_one(const chooser *c, uint32_t expert)
         if (rank_of(c, copy) != best || seen++ < skip) {
             continue;
         }
-        float time = slowness_of(c, node) * (c->choice->busy[node] + work_of(c, expert));
+        float time = slowness_of(c, node) * (c->choice->busy[node] + work);
         if (time < chosen_time) {
             chosen = node;
             chosen_time = time;
         }
     }
-    c->choice->busy[chosen] += work_of(c, expert);
+    c->choice->busy[chosen] += work;
     return chosen;
 }
 
