@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Error codes of expertd, one row per error: they cannot drift apart.
+ * Error codes of expertd. One row per error keeps its name, numbers and text together.
  *
  * X(name, wire number, gRPC code, what broke, may another copy help, text)
  *   wire number   travels in message Status, field reason; never reused

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A view of a tensor that the caller owns: address, shape, byte strides, element type, memory kind.
- * Convertible to and from DLPack. Memory of an Ascend device is taken where a function says so
- * (ep_moe_begin_on_stream, the group API); elsewhere it gives EP_ERR_UNIMPLEMENTED.
+ * Convertible to and from DLPack. Only functions that say so accept memory of an Ascend device
+ * (ep_moe_begin_on_stream, the group API); the others return EP_ERR_UNIMPLEMENTED.
  *
- * Ownership  a view borrows data; it must stay valid until the completion of the call it is given
- *            to.
+ * Ownership  a view borrows its data, which must stay valid until the call it is given to
+ *            completes.
  * Threads    a plain value.
  */
 #ifndef EXPERTD_TENSOR_H
@@ -50,7 +50,8 @@ typedef struct ep_tensor {
     /* the innermost must equal the element size, except in the group API */
     int64_t stride_bytes[EP_TENSOR_RANK_MAX];
     int32_t device_id;
-    uint64_t sync_handle; /* stream of the device, where asked for; 0 for host memory */
+    /* stream of the device, where a function asks for it; 0 for host memory */
+    uint64_t sync_handle;
 } ep_tensor;
 
 /* Bytes of an element; 0 for NONE and unknown numbers. */
