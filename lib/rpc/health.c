@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The built-in Health service: what set_state said, on request and as a stream. */
+/* The built-in Health service: the state of ep_rpc_server_set_state, once or as a stream. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,8 +22,8 @@ static void send_state(ep_rpc_call *call, const char *state)
     ep_rpc_call_closure(&reply.base, call);
 }
 
-/* Finishes the call with NOT_FOUND when it names a service that is not here: "" is the whole
- * process, else it is a registered service's full name. */
+/* Finishes the call with NOT_FOUND when the service it names is unknown: "" is the whole process,
+ * other names are full names of registered services. */
 static bool refuse_unknown(ep_rpc_health *health, const char *name, ep_rpc_call *call)
 {
     const ep_rpc_server *server = health->server;
@@ -93,9 +93,10 @@ static void health__watch(Expertd__V1__Health_Service *service,
     pthread_mutex_lock(&health->lock);
     watcher->next = health->watchers;
     health->watchers = watcher;
-    send_state(call, health->state); /* under the lock: states leave in the order they were set */
+    /* under the lock, so that states are sent in the order in which they were set */
+    send_state(call, health->state);
     pthread_mutex_unlock(&health->lock);
-    ep_rpc_call_on_cancel(call, watch_ended, watcher); /* the only way this call ends */
+    ep_rpc_call_on_cancel(call, watch_ended, watcher); /* the only way that this call ends */
 }
 
 void ep_rpc_health_set_state(ep_rpc_health *health, const char *state)

@@ -31,14 +31,14 @@ typedef struct ep_rpc_call ep_rpc_call; /* server side of one call */
 
 typedef enum ep_rpc_stream { EP_RPC_UNARY, EP_RPC_SERVER_STREAM } ep_rpc_stream;
 
-/* One row of proto/methods.def joined with the generated descriptor. */
+/* One row of proto/methods.def with the generated descriptor. */
 typedef struct ep_rpc_method {
     uint16_t id; /* service << 8 | method */
     const ProtobufCServiceDescriptor *service;
     const ProtobufCMethodDescriptor *method;
     uint32_t method_index; /* in service->methods */
     ep_rpc_stream stream;
-    ep_rpc_role role; /* who may call it; client: everybody */
+    ep_rpc_role role; /* who may call it; CLIENT: anybody */
     bool idempotent;
 } ep_rpc_method;
 
@@ -48,7 +48,7 @@ const ep_rpc_method *ep_rpc_method_by_name(const char *service, const char *meth
 /* All rows; count in *out_count. */
 const ep_rpc_method *ep_rpc_methods(size_t *out_count);
 
-/* The defaults; every limit has a name. Fill with ep_rpc_limits_default, then change. */
+/* Limits; fill with ep_rpc_limits_default, then change. The comments give the defaults. */
 typedef struct ep_rpc_limits {
     size_t frame_bytes_max;  /* 16 MiB */
     size_t header_bytes_max; /* 64 KiB */
@@ -64,20 +64,21 @@ typedef struct ep_rpc_limits {
     uint32_t redial_max_ms;            /* 200 */
 } ep_rpc_limits;
 void ep_rpc_limits_default(ep_rpc_limits *out_limits);
-/* For connections to and of a coordinator: headers there hold whole tables (60 layers of 256
- * experts in two copies take about 100 KiB), so header_bytes_max is at least 4 MiB and
- * unpack_bytes_max at least 32 MiB. Data connections keep the small ones. */
+/* For connections to and of a coordinator, whose headers hold whole routing tables (60 layers of
+ * 256 experts in two copies take about 100 KiB): raises header_bytes_max to at least 4 MiB and
+ * unpack_bytes_max to at least 32 MiB. Data connections keep the small ones. */
 void ep_rpc_limits_raise_for_control(ep_rpc_limits *limits);
 
-/* What both ends share. Everything pointed at is borrowed for the life of the server or channel;
- * strings are copied. */
+/* What servers and channels are both configured with. Everything pointed at is borrowed for the
+ * life of the server or channel, except strings, which are copied. */
 typedef struct ep_rpc_common {
     ep_timer_service *timers;
     ep_buffer_pool *pool;
     ep_rpc_limits limits;
-    const char *token; /* what a channel shows in Hello; NULL or "" none. Not for servers */
-    /* The tokens of every role; NULL none. A server judges Hello by them; a channel shows its
-     * role's, in place of token. */
+    /* the token that a channel shows in Hello; NULL or "" none. Not for servers */
+    const char *token;
+    /* The tokens of every role; NULL none. A server checks Hello against them; a channel shows its
+     * own role's token, instead of `token`. */
     ep_rpc_credentials *credentials;
     const char *node; /* our name in Hello; "" for a client */
     const char *host; /* our host in Hello; NULL: the boot id. Up to EP_HOST_BYTES - 1 characters */
@@ -90,8 +91,8 @@ typedef struct ep_rpc_common {
 
 typedef struct ep_rpc_server_config {
     ep_rpc_common common;
-    /* Adds models and the like to the Hello reply. May be NULL. Strings it sets must live until
-     * hello_free is called. */
+    /* Adds models and the like to the Hello reply. May be NULL. Strings that it sets must live
+     * until hello_free is called. */
     void (*hello_fill)(void *arg, Expertd__V1__Hello *hello);
     void (*hello_free)(void *arg, Expertd__V1__Hello *hello);
     void *arg;
@@ -100,64 +101,65 @@ typedef struct ep_rpc_server_config {
 typedef struct ep_rpc_server_stats {
     uint64_t connections; /* now */
     uint64_t connections_total;
-    uint64_t connections_refused;        /* bad Hello, token, limit */
-    uint64_t refused[EP_REFUSALS_COUNT]; /* by ep_rpc_refusal */
+    uint64_t connections_refused;        /* for a bad Hello, a wrong token or a limit */
+    uint64_t refused[EP_REFUSALS_COUNT]; /* counted by ep_rpc_refusal */
     uint64_t calls_in_flight;
     uint64_t calls_total;
     uint64_t calls_failed; /* finished with an error */
     uint64_t protocol_errors;
     uint64_t bytes_received;
     uint64_t bytes_sent;
-    uint64_t shm_connections;    /* of connections: over shared memory */
-    uint64_t shm_bytes_received; /* of bytes_received */
-    uint64_t shm_bytes_sent;     /* of bytes_sent */
-    /* now: frames handed to a connection, not yet taken by its lane's system */
+    uint64_t shm_connections;    /* part of connections: those over shared memory */
+    uint64_t shm_bytes_received; /* part of bytes_received */
+    uint64_t shm_bytes_sent;     /* part of bytes_sent */
+    /* now: frames handed to a connection that the lane has not yet written out */
     uint64_t sends_queued;
-    /* now: taken by it, but not by the peer's, as far as lanes can tell: lost when we close */
+    /* now: bytes written out that the peer's system has not received, as far as lanes can tell;
+     * they are lost when we close */
     uint64_t unacked_bytes;
 } ep_rpc_server_stats;
 
 ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **out_server,
                             ep_error *out_error);
-/* Registers a service made with EXPERTD__V1__X__INIT. Health and Reflection are built in. Before
- * the first listen. */
+/* Registers a service made with EXPERTD__V1__X__INIT. Must come before the first listen. Health and
+ * Reflection are built in. */
 ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *service,
                                  ep_error *out_error);
-/* May be called several times with different URLs (loopback beside tcp). roles: who is let in
- * there, EP_ROLES_MAIN or EP_ROLES_ADMIN; so methods of operators are never served on a main
- * listener. */
+/* May be called several times with different URLs (loopback beside tcp). roles: which roles may
+ * connect there, EP_ROLES_MAIN or EP_ROLES_ADMIN. So a main listener never serves the methods of
+ * operators. */
 ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *address, unsigned roles,
                             ep_error *out_error);
 /*
- * All listeners with TLS, the door's too, read their files again; connections that are there stay.
- * Beside calls, not beside _listen or _destroy. Errors: as ep_lane_ops.listener_renew_tls, with
- * some listeners renewed and some not: call it again when the files are good.
+ * All TLS listeners, including the door's, read their files again; open connections stay. May run
+ * beside calls, but not beside _listen or _destroy. Errors: as ep_lane_ops.listener_renew_tls; some
+ * listeners may then be renewed and others not, so call it again once the files are good.
  */
 ep_err ep_rpc_server_renew_tls(ep_rpc_server *server, ep_error *out_error);
-/* URL of the index-th listener with its real port; "" when there is none. */
+/* URL of the index-th listener with its real port; "" when there is no such listener. */
 void ep_rpc_server_url(ep_rpc_server *server, size_t index, char *out_url, size_t bytes);
 /*
- * "starting" | "serving" | "draining" | "degraded": what Health says; draining also sets the
- * draining flag of every reply and refuses new calls of ExpertService with DRAINING. A call that
- * was let in just before may reach its handler after this returned: see
- * ep_rpc_call_check_draining. Static string.
+ * "starting" | "serving" | "draining" | "degraded" (a static string): what Health answers.
+ * "draining" also sets the draining flag of every reply and refuses new calls of ExpertService with
+ * DRAINING. A call that was accepted just before may reach its handler after this has returned: see
+ * ep_rpc_call_check_draining.
  */
 void ep_rpc_server_set_state(ep_rpc_server *server, const char *state);
 void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_stats);
-/* Memory of frames: "all" of it, which nodes and operators may use, and the shares of "hello",
- * "clients", "client_address" (any one of the clients' addresses) and "door". */
+/* Memory of frames, in shares: "all" of it, which nodes and operators may use, then "hello",
+ * "clients", "client_address" (any single address of a client) and "door". */
 #define EP_RPC_SHARES 5
 #define EP_RPC_SHARE_ALL 0
 typedef struct ep_rpc_share {
     const char *name;               /* static */
-    char address[EP_ADDRESS_BYTES]; /* client_address: which one holds most; "" none */
-    uint64_t lent_bytes;            /* client_address: by that one */
+    char address[EP_ADDRESS_BYTES]; /* client_address: the address that holds most; "" none */
+    uint64_t lent_bytes;            /* client_address: lent to that address */
     uint64_t limit_bytes;           /* 0: none */
     uint64_t refusals;
 } ep_rpc_share;
 void ep_rpc_server_read_shares(ep_rpc_server *server, ep_rpc_share out_shares[EP_RPC_SHARES]);
-/* Sends goodbye, closes listeners and connections, waits until no callback runs and every started
- * handler has finished its call. Handlers must not depend on the caller's thread. NULL allowed. Not
+/* Sends goodbye, closes listeners and connections, waits until no callback runs and every handler
+ * that started has finished its call. Handlers must not need the caller's thread. NULL allowed. Not
  * from a callback. */
 void ep_rpc_server_destroy(ep_rpc_server *server);
 
@@ -165,54 +167,56 @@ void ep_rpc_server_destroy(ep_rpc_server *server);
  * Handlers are the generated service functions: void f(Service *s, const Request *in, Reply_Closure
  * closure, void *closure_data). closure_data is the ep_rpc_call. in and the request's tensors stay
  * valid until ep_rpc_call_finish.
+ *
  *   unary:   closure(&reply, closure_data) at most once, then ep_rpc_call_finish exactly once.
- *   stream:  closure(&reply, closure_data) any number of times, then finish. A closed connection
- *            makes further ones no-ops.
- * closure copies the message (packs it) before it returns. Both may be called from any thread,
- * later.
+ *   stream:  closure(&reply, closure_data) any number of times, then finish. After the connection
+ *            has closed, closure does nothing.
+ *
+ * closure copies the message (packs it) before it returns. Both may be called later and from any
+ * thread.
  */
 typedef struct ep_rpc_incoming {
     uint64_t number; /* the id in the caller's frame */
     uint64_t received_ns;
     uint64_t deadline_ns;   /* ep_clock_now_ns() time; EP_TIME_NEVER when the caller set none */
-    const uint8_t *tensors; /* the request's; NULL when there are none */
+    const uint8_t *tensors; /* tensors of the request; NULL when there are none */
     size_t tensor_bytes;
-    ep_buffer_pool *pool;  /* for tensors of the reply */
+    ep_buffer_pool *pool;  /* to allocate tensors of the reply from */
     const char *peer_node; /* name as given in Hello */
 } ep_rpc_incoming;
-/* What came with the request; as long as the call. */
+/* What came with the request; valid as long as the call. */
 const ep_rpc_incoming *ep_rpc_call_incoming(const ep_rpc_call *call);
 /*
  * Whether work may still begin. A call that came just before ep_rpc_server_set_state("draining")
- * is past the server's own check. So a handler that counts its work counts this call first (with
- * sequential consistency), asks here, and takes it back on error. Whoever has set "draining" and
- * then reads a count of 0 knows that nothing is under way and nothing will begin. Errors: DRAINING.
+ * has passed the server's own check. So a handler that counts its work first counts this call
+ * (sequentially consistent), then asks here, and uncounts it on error. Whoever has set "draining"
+ * and then reads a count of 0 knows that no work is running and none will begin. Errors: DRAINING.
  */
 ep_err ep_rpc_call_check_draining(const ep_rpc_call *call, ep_error *out_error);
 /* Value of a metadata key, or NULL. */
 const char *ep_rpc_call_metadata(const ep_rpc_call *call, const char *key);
-/* The caller cancelled, its deadline passed, or its connection ended: the result will be
+/* True when the caller cancelled, its deadline passed, or its connection ended: the result is
  * dropped. */
 bool ep_rpc_call_is_cancelled(const ep_rpc_call *call);
-/* Cancelled, since the caller uses another peer's answer (a hedge that lost). */
+/* True when it was cancelled because the caller uses another peer's answer (a hedge that lost). */
 bool ep_rpc_call_is_answered(const ep_rpc_call *call);
 /*
- * func runs once when the call becomes cancelled (at once, inside this call, if it is already);
- * never after finish returned, and finish waits for it. At most one per call. Set it before the
- * call is handed to a thread that may finish it.
+ * func runs once when the call becomes cancelled (immediately, inside this function, if it already
+ * is). It never runs after finish has returned, and finish waits for it. One per call at most. Set
+ * it before the call is handed to a thread that may finish it.
  */
 void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_call *call),
                            void *arg);
-/* The (last) reply may leave a little later when the finishing thread then need not write it to the
- * network itself. Before finish. */
+/* The (last) reply may leave a little later, if that spares the finishing thread the write to the
+ * network. Call before finish. */
 void ep_rpc_call_set_patient(ep_rpc_call *call);
-/* Tensors of the (next) reply; taken in every case. bytes is taken_tensors->bytes. Call before
- * closure/finish. */
+/* Tensors of the (next) reply; taken also on failure. The bytes sent are taken_tensors->bytes. Call
+ * before closure or finish. */
 void ep_rpc_call_attach(ep_rpc_call *call, ep_buffer *taken_tensors);
-/* Ends the call; error may be NULL when code is EP_OK, else it fills message Status. The call is
- * invalid afterwards. */
+/* Ends the call and invalidates it. error may be NULL when code is EP_OK; otherwise it fills
+ * message Status. */
 void ep_rpc_call_finish(ep_rpc_call *call, ep_err code, const ep_error *error);
-/* The trace this call belongs to, for the spans of its reply. Before closure and finish. */
+/* The trace of this call, for the spans of its reply. Call before closure and finish. */
 void ep_rpc_call_set_trace(ep_rpc_call *call, ep_trace_id trace);
 
 /* ---- client ---- */
@@ -228,47 +232,47 @@ typedef struct ep_rpc_channel_config {
     ep_rpc_common common;
     ep_lane_address address;      /* strings and TLS config are copied */
     const char *connection_class; /* "decode", "bulk", "control" */
-    bool reconnect;               /* redial with jittered back-off until closed */
-    /* State changes after the first CONNECTING, one at a time; on the timer's and the lane's
-     * threads. peer: Hello of the other side when READY, else NULL. error: why it is BROKEN, else
+    bool reconnect; /* dial again with jittered back-off until the channel is closed */
+    /* Reports state changes after the first CONNECTING, one at a time, on the threads of timer and
+     * lane. peer: the other side's Hello when READY, else NULL. error: the reason when BROKEN, else
      * NULL. */
     void (*on_state)(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
                      const Expertd__V1__Hello *peer, const ep_error *error);
     void *arg;
-    /* NULL, or a counter that outlives the channel: its late replies are added there too,
+    /* NULL, or a counter that outlives the channel, to which late replies are also added,
      * atomically */
     uint64_t *late_replies;
 } ep_rpc_channel_config;
 
-/* Starts dialling at once and returns. */
+/* Starts dialling and returns immediately. */
 ep_err ep_rpc_channel_create(const ep_rpc_channel_config *config, ep_rpc_channel **out_channel,
                              ep_error *out_error);
 /* Fails every call in flight with CANCELLED, closes, waits for callbacks, frees. NULL allowed. Not
  * from a callback. */
 void ep_rpc_channel_destroy(ep_rpc_channel *channel);
 ep_rpc_channel_state ep_rpc_channel_get_state(ep_rpc_channel *channel);
-/* There is reason to believe that the peer can be reached: a channel that waits to dial again does
- * so now. */
+/* The caller believes that the peer can be reached: a channel that waits for its next dial dials
+ * now. */
 void ep_rpc_channel_hurry(ep_rpc_channel *channel);
-/* Why the channel is not ready: the last error seen. Waits some seconds at most for a look at a
- * port that gave no answer. Not from a callback. */
+/* Why the channel is not ready: the last error. When a port gave no answer, waits a few seconds at
+ * most for the look at it (rpc_look.h). Not from a callback. */
 void ep_rpc_channel_last_error(ep_rpc_channel *channel, ep_error *out_error);
-/* Waits until READY or deadline_ns. Errors: DEADLINE_EXCEEDED with the last error's text, CLOSED,
- * and without reconnect the reason the channel broke. Not from a callback. */
+/* Waits until READY or deadline_ns. Errors: DEADLINE_EXCEEDED with the last error's text; CLOSED;
+ * without reconnect, the reason why the channel broke. Not from a callback. */
 ep_err ep_rpc_channel_wait_ready(ep_rpc_channel *channel, uint64_t deadline_ns,
                                  ep_error *out_error);
 
-/* Signs of life of the connected peer, by ep_clock_now_ns(). */
+/* Signs of life of the connected peer, in ep_clock_now_ns() time. */
 typedef struct ep_rpc_channel_life {
-    /* anything came from it, also part of a frame; now when the lane cannot read just now */
+    /* when anything last arrived, also part of a frame; now while the lane cannot read */
     uint64_t heard_ns;
-    /* the oldest ping without an answer left, or the newest when all have one; 0 never */
+    /* when the oldest unanswered ping left, or the newest ping if all are answered; 0 never */
     uint64_t pinged_ns;
-    uint64_t blocked_ns; /* since when a ping waits to leave and nothing leaves; 0 none waits */
+    uint64_t blocked_ns; /* since when a ping waits to be sent and nothing is sent; 0 none waits */
 } ep_rpc_channel_life;
 /* False when there is no connection. */
 bool ep_rpc_channel_read_life(ep_rpc_channel *channel, ep_rpc_channel_life *out_life);
-/* Sends a ping now, unless one is still on its way out. */
+/* Sends a ping now, unless one still waits to be sent. */
 void ep_rpc_channel_ping(ep_rpc_channel *channel);
 
 typedef struct ep_rpc_reply {
@@ -279,7 +283,7 @@ typedef struct ep_rpc_reply {
     size_t tensor_bytes;
     ep_buffer *frame; /* what tensors point into */
     bool end;         /* the last callback of this call */
-    bool draining;    /* the peer announced that it drains */
+    bool draining;    /* the peer has announced that it drains */
 } ep_rpc_reply;
 
 /*
@@ -289,8 +293,8 @@ typedef struct ep_rpc_reply {
  * from the peer. Never runs inside ep_rpc_call_start. A deadline that passes while there is no
  * connection gives UNAVAILABLE with the last report; DEADLINE_EXCEEDED means that a connected peer
  * did not answer (or gave no credit) in time.
- * Runs on the lane's threads, and for deadlines and cancels on the timer service's: it must be
- * short.
+ * Runs on the lane's threads, and for deadlines and cancels on the timer service's. It must return
+ * quickly.
  */
 typedef void (*ep_rpc_reply_func)(void *arg, const ep_rpc_reply *reply, const ep_error *error);
 
@@ -299,19 +303,18 @@ typedef struct ep_rpc_metadata {
     const char *value;
 } ep_rpc_metadata;
 
-/* Names a call: in its frames, and for ep_rpc_call_cancel. Never reused within a process; 0 is no
+/* Identifies a call in its frames and for ep_rpc_call_cancel. Never reused in a process; 0 is no
  * call. */
 typedef uint64_t ep_rpc_call_id;
 ep_rpc_call_id ep_rpc_call_id_next(void);
 
 typedef struct ep_rpc_request {
-    /* from ep_rpc_call_id_next, for callers that must know it first; 0: made by
-     * ep_rpc_call_start */
+    /* from ep_rpc_call_id_next, if the caller must know it first; 0: ep_rpc_call_start makes one */
     ep_rpc_call_id id;
     ep_trace_id trace; /* of the frame's send span; may be none */
     const ep_rpc_method *method;
     const ProtobufCMessage *header; /* packed before ep_rpc_call_start returns */
-    ep_buffer *tensors;   /* may be NULL; a reference is taken and held until it is on the wire */
+    ep_buffer *tensors;   /* may be NULL; a reference is held until the bytes are on the wire */
     uint64_t deadline_ns; /* EP_TIME_NEVER: none */
     uint16_t attempt;
     const ep_rpc_metadata *metadata;
@@ -324,14 +327,14 @@ typedef struct ep_rpc_request {
 ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
                          ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id,
                          ep_error *out_error);
-/* The call ends with CANCELLED, on the timer service's thread, unless it already ended; the peer is
- * told. No-op for an unknown id. */
+/* Ends the call with CANCELLED, on the timer service's thread, unless it has already ended, and
+ * tells the peer. Does nothing for an unknown id. */
 void ep_rpc_call_cancel(ep_rpc_channel *channel, ep_rpc_call_id id);
-/* The same, and the peer learns that another peer's answer is used: its part is no failure. */
+/* The same, and tells the peer that another peer's answer is used, so it counts no failure. */
 void ep_rpc_call_cancel_answered(ep_rpc_channel *channel, ep_rpc_call_id id);
 
-/* A reply's message on the heap, to outlive the callback; protobuf_c_message_free_unpacked(m, NULL)
- * frees it. NULL: no memory. */
+/* Copies a reply's message to the heap, to outlive the callback. Free it with
+ * protobuf_c_message_free_unpacked(m, NULL). NULL: no memory. */
 ProtobufCMessage *ep_rpc_message_copy(const ProtobufCMessage *message);
 
 /* Unary call that waits; for control paths. *out_reply is freed with

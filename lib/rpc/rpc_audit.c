@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Audit lines and their limit. */
+/* Audit lines and the limit on them. */
 #include "rpc/rpc_audit.h"
 
 #include "base/clock.h"
@@ -38,7 +38,7 @@ void ep_rpc_audit_fini(ep_rpc_audit *audit)
     pthread_mutex_destroy(&audit->lock);
 }
 
-/* True when a line may be written; else it is counted, and a timer tells how many there were. */
+/* True when a line may be written. Otherwise it is counted, and a timer logs the count. */
 static bool take_line(ep_rpc_audit *audit)
 {
     uint64_t now_ns = ep_clock_now_ns();
@@ -51,14 +51,14 @@ static bool take_line(ep_rpc_audit *audit)
     bool room = audit->lines < EP_AUDIT_LINES;
     audit->lines += room ? 1 : 0;
     if (!room && audit->left_out++ == 0) {
-        /* without memory for the timer the count waits for the next window or the end */
+        /* without memory for the timer, the count is logged with the next window or at the end */
         (void)ep_timer_arm(audit->timers, &audit->timer, audit->window_ns + window_ns);
     }
     pthread_mutex_unlock(&audit->lock);
     return room;
 }
 
-/* Fields that are empty are left out. */
+/* NULL for an empty field, which the line leaves out. */
 static const char *said(const char *text)
 {
     return text != NULL && text[0] != 0 ? text : NULL;

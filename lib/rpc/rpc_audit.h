@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One log line for everybody who is turned away and for every call of an operator, and counts by
- * reason:
+ * Log lines for everybody who is refused and for every call of an operator, and counts by reason:
  *
  *     event=audit-refused peer=127.0.0.1:40112 node=n-1 role=client method=expertd.v1.Admin.Drain
- *     reason=method event=audit-admin peer=127.0.0.1:40112 role=operator who=alice
- *     method=expertd.v1.Admin.Drain
+ *         reason=method
  *
- * Refusals are limited to EP_AUDIT_LINES in EP_AUDIT_WINDOW_MS; what is beyond is counted, and the
- * count is logged when the window ends (audit-refused-more). who: the label beside the token. What
- * is not known is left out. Tokens never get here.
+ *     event=audit-admin peer=127.0.0.1:40112 role=operator who=alice
+ *         method=expertd.v1.Admin.Drain
+ *
+ * At most EP_AUDIT_LINES refusals are logged in EP_AUDIT_WINDOW_MS; the rest is counted, and the
+ * count is logged when the window ends (audit-refused-more). who: the label beside the token.
+ * Unknown fields are left out. Tokens are never logged.
  *
  * Threads    any, except _init and _fini.
  */
@@ -37,19 +38,19 @@ typedef struct ep_rpc_audit {
 
 typedef struct ep_rpc_audit_event {
     const char *peer;   /* address */
-    const char *node;   /* name as claimed; this and all below: NULL and "" none */
-    const char *role;   /* as claimed or, after Hello, as given */
+    const char *node;   /* name as claimed; this field and all below: NULL or "" none */
+    const char *role;   /* as claimed; after Hello, as granted */
     const char *label;  /* of the token */
     const char *method; /* "Hello", or the full name */
     const char *text;   /* more about the reason */
 } ep_rpc_audit_event;
 
 void ep_rpc_audit_init(ep_rpc_audit *audit, ep_timer_service *timers);
-/* Logs what was left out. Not from a timer. */
+/* Logs the count of lines that were left out. Not from a timer. */
 void ep_rpc_audit_fini(ep_rpc_audit *audit);
 void ep_rpc_audit_refused(ep_rpc_audit *audit, ep_rpc_refusal refusal,
                           const ep_rpc_audit_event *event);
-/* Only counts: strangers that never say Hello are not worth a line each. */
+/* Only counts: a line each for strangers that never say Hello would help nobody. */
 void ep_rpc_audit_count(ep_rpc_audit *audit, ep_rpc_refusal refusal);
 void ep_rpc_audit_admin(const ep_rpc_audit_event *event);
 

@@ -8,7 +8,7 @@
 
 #define ARENA_ALIGN 16
 #define CHUNK_BYTES_MIN 4096
-#define LINK_BYTES ARENA_ALIGN /* room for the pointer to the older chunk */
+#define LINK_BYTES ARENA_ALIGN /* room for the pointer to the previous chunk */
 
 static bool add_chunk(ep_rpc_budget *budget, size_t bytes)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Unpacking a peer's protobuf header within a budget. protobuf-c allocates up to 76 times the bytes
- * it is given; here every allocation comes from an arena that refuses once bytes_max is spent, so a
- * crafted header fails early and cheaply.
+ * Unpacks a peer's protobuf header within a budget. protobuf-c allocates up to 76 times the bytes
+ * that it is given. Here every allocation comes from an arena that refuses once bytes_max is spent,
+ * so a crafted header fails early and cheaply.
  *
  * Ownership  messages live in the arena until ep_rpc_budget_fini; never call
- *            protobuf_c_message_free_unpacked on them. The budget may not be moved in memory
+ *            protobuf_c_message_free_unpacked on them. The budget must not be moved in memory
  *            between init and fini.
- * Threads    one budget, one thread at a time.
+ * Threads    one thread at a time for a budget.
  */
 #ifndef EP_RPC_RPC_BUDGET_H
 #define EP_RPC_RPC_BUDGET_H

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One call at the server: the checks before its handler, what that may ask and do, cancel, and the
- * one end. */
+/* One call at the server: checks before its handler runs, functions for handlers, cancel, end. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,7 +102,8 @@ void ep_rpc_call_unref(ep_rpc_call *call)
     if (!keep) {
         ep_rpc_call_free(call);
     }
-    origin->ops->unref(origin); /* last: the server may end once nobody refers to its origins */
+    /* last, because the server may be freed once nobody refers to its origins */
+    origin->ops->unref(origin);
 }
 
 /* ---- from a request to its handler ---- */
@@ -128,7 +128,7 @@ static ep_err find_method(ep_rpc_call *call, ProtobufCService **out_service, ep_
                             call->method_id);
     }
     call->method = method;
-    /* before others learn what is served here */
+    /* checked before the caller can learn what is served here */
     if (method->role != EP_ROLE_CLIENT && method->role != origin->role) {
         return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED,
                             "%s.%s needs role %s, the peer has role %s", method->service->name,
@@ -176,7 +176,7 @@ static ep_err check_admission(const ep_rpc_call *call, const ep_frame *frame, ui
     return is_work ? ep_rpc_call_check_draining(call, out_error) : EP_OK;
 }
 
-/* A line for everybody who asks what his role may not, and for everything an operator does. */
+/* Audits calls that the role does not allow, and all calls of operators. */
 static void audit_call(const ep_rpc_call *call, bool allowed)
 {
     const ep_rpc_origin *origin = call->origin;
@@ -230,7 +230,7 @@ void ep_rpc_service_dispatch(ep_rpc_call *call, const ep_frame *frame, uint32_t 
     service->invoke(service, call->method->method_index, input, ep_rpc_call_closure, call);
 }
 
-/* ---- what handlers may ask ---- */
+/* ---- functions for handlers ---- */
 
 const ep_rpc_incoming *ep_rpc_call_incoming(const ep_rpc_call *call)
 {
@@ -304,14 +304,14 @@ void ep_rpc_call_cancelled(ep_rpc_call *call, bool answered)
     pthread_mutex_unlock(&call->lock);
 }
 
-/* Has the timer cancel the call; it then holds a reference. Errors: NO_MEMORY. */
+/* Lets the timer cancel the call; the timer then holds a reference. Errors: NO_MEMORY. */
 static ep_err arm_cancel_locked(ep_rpc_call *call, uint64_t due_ns)
 {
     ep_rpc_call_ref(call);
     ep_err err = ep_timer_arm(call->origin->server->common.timers, &call->timer, due_ns);
     call->timer_held = err == EP_OK;
     if (err != EP_OK) {
-        /* never the last: the caller has one */
+        /* never the last reference: the caller has one */
         __atomic_fetch_sub(&call->refs, 1, __ATOMIC_RELAXED);
     }
     return err;
@@ -327,7 +327,7 @@ void ep_rpc_call_on_cancel(ep_rpc_call *call, void (*func)(void *arg, ep_rpc_cal
     if (call->cancelled) {
         run_on_cancel_locked(call);
     } else if (call->incoming.deadline_ns != EP_TIME_NEVER && !call->timer_held) {
-        /* when it fails the caller's own cancel must do */
+        /* if it fails, only the caller's own cancel can end the wait */
         arm_cancel_locked(call, call->incoming.deadline_ns);
     }
     pthread_mutex_unlock(&call->lock);
@@ -350,7 +350,7 @@ void ep_rpc_call_attach(ep_rpc_call *call, ep_buffer *taken_tensors)
     ep_buffer_unref(before);
 }
 
-/* Fills what every reply frame of this call says. */
+/* Sets the fields that every reply frame of this call has. */
 static void fill_frame(const ep_rpc_call *call, ep_rpc_out *out, ep_frame_kind kind)
 {
     out->frame.kind = kind;
@@ -398,9 +398,9 @@ static ep_rpc_out *pack_reply_locked(ep_rpc_call *call, const ProtobufCMessage *
 static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *error);
 
 /*
- * A message of a stream is lost (reply_error says why): the peer must hear of it and ask again, or
- * it would believe itself up to date for ever. It is told the end now; the handler learns by
- * cancel, on the timer's thread since it may hold locks here.
+ * A message of a stream is lost (reply_error says why). The peer must be told, so that it asks
+ * again; it would otherwise take its state for current for ever. The end is sent now. The handler
+ * learns of it by a cancel on the timer's thread, since it may hold locks here.
  */
 static void end_stream_locked(ep_rpc_call *call)
 {
@@ -411,13 +411,15 @@ static void end_stream_locked(ep_rpc_call *call)
     call->stream_over = true;
     if (!call->timer_held) {
         err = arm_cancel_locked(call, ep_clock_now_ns());
-    } else if (ep_timer_cancel(timers, &call->timer)) { /* else it is running: that is the cancel */
+    } else if (ep_timer_cancel(timers, &call->timer)) { /* otherwise the timer is running, which is
+                                                           the cancel */
         __atomic_fetch_sub(&call->refs, 1, __ATOMIC_RELAXED);
         err = arm_cancel_locked(call, ep_clock_now_ns());
     }
     if (out == NULL || err != EP_OK) {
         ep_rpc_out_destroy(out);
-        origin->ops->reply(origin, NULL, &call->reply_error); /* which ends all its calls */
+        /* this closes the connection and so ends all its calls */
+        origin->ops->reply(origin, NULL, &call->reply_error);
         return;
     }
     origin->ops->reply(origin, out, NULL);
@@ -439,7 +441,7 @@ void ep_rpc_call_closure(const ProtobufCMessage *message, void *closure_data)
         if (out != NULL && stream) {
             fill_frame(call, out, EP_FRAME_REPLY_MORE);
             call->sequence++;
-            /* under the lock: sequences leave in order */
+            /* under the lock, so that messages are sent in the order of their sequence numbers */
             call->origin->ops->reply(call->origin, out, NULL);
         } else if (stream) {
             end_stream_locked(call);
@@ -521,13 +523,12 @@ void ep_rpc_call_finish(ep_rpc_call *call, ep_err code, const ep_error *error)
     while (call->cancel_running && !pthread_equal(call->cancel_thread, pthread_self())) {
         pthread_cond_wait(&call->cancel_done, &call->lock);
     }
-    const bool timer_held = call->timer_held; /* and never armed after this */
+    const bool timer_held = call->timer_held; /* the timer is not armed after this */
     pthread_mutex_unlock(&call->lock);
     if (timer_held && ep_timer_cancel(call->origin->server->common.timers, &call->timer)) {
         ep_rpc_call_unref(call);
     }
-    /* Its place and credit are given back before the reply leaves: who has the answer may use
-     * them. */
+    /* Free place and credit before the reply leaves: who has the answer may use them. */
     call->origin->ops->remove(call->origin, call);
     send_end(call, code, error);
     ep_rpc_call_unref(call);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The channel object: configuration, state, orderly end. */
+/* The channel object: configuration, state, orderly shutdown. */
 #include "rpc/rpc_channel.h"
 
 #include <stdlib.h>

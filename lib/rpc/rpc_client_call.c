@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A call at the client: start, wait for credit, send, and its one end. */
+/* A call at the client: start, wait for credit, send, and its single end. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,8 +9,8 @@
 #include "base/random.h"
 #include "rpc/rpc_channel.h"
 
-/* ---- ids: one counter per process, so that none is ever used twice; its random high half is the
- * instance ---- */
+/* ---- ids: one counter per process, so that no id is used twice; its high half is random and
+ * identifies the process ---- */
 
 static uint64_t first_id;
 static uint64_t next_id;
@@ -25,7 +25,7 @@ static void next_id_renew(void)
 static void next_id_init(void)
 {
     next_id_renew();
-    pthread_atfork(NULL, NULL, next_id_renew); /* a forked child is another instance */
+    pthread_atfork(NULL, NULL, next_id_renew); /* a forked child needs a random half of its own */
 }
 
 ep_rpc_call_id ep_rpc_call_id_next(void)
@@ -44,7 +44,7 @@ bool ep_rpc_call_id_was_given(ep_rpc_call_id id)
 
 static ep_rpc_client_call **bucket_of(ep_rpc_channel *channel, ep_rpc_call_id id)
 {
-    /* our ids count up: they spread evenly */
+    /* our ids count up, so they spread evenly */
     return &channel->buckets[id & (channel->buckets_count - 1)];
 }
 
@@ -95,7 +95,7 @@ static void pending_insert_locked(ep_rpc_client_call *call, ep_rpc_out *taken_ou
         call;
 }
 
-/* Takes it out and gives its frame to the caller. */
+/* Removes the call from the queue and gives its frame to the caller. */
 static ep_rpc_out *pending_remove_locked(ep_rpc_client_call *call)
 {
     ep_rpc_channel *channel = call->channel;
@@ -158,7 +158,7 @@ bool ep_rpc_client_call_end(ep_rpc_client_call *call, const ep_error *error)
         ep_rpc_out_destroy(pending_remove_locked(call));
     }
     if (ep_timer_cancel(call->channel->common.timers, &call->timer)) {
-        ep_rpc_client_call_unref(call); /* the timer's; the table's is still there */
+        ep_rpc_client_call_unref(call); /* the timer's reference; the table's still exists */
     }
     if (!call->delivering) {
         return true;
@@ -180,7 +180,7 @@ void ep_rpc_client_call_deliver_end(ep_rpc_client_call *call, const ep_error *er
 void ep_rpc_client_call_abandon(ep_rpc_client_call *call)
 {
     pthread_mutex_lock(&call->channel->lock);
-    call->abandoned = true; /* who is sending it just now sees this afterwards */
+    call->abandoned = true; /* a thread that is just sending the call sees this afterwards */
     bool sent = call->sent;
     bool answered = sent && call->answered && call->link->takes_answered;
     pthread_mutex_unlock(&call->channel->lock);
@@ -204,10 +204,10 @@ static void end_later_locked(ep_rpc_client_call *call, const ep_error *error)
     if (call->pending) {
         ep_rpc_out_destroy(pending_remove_locked(call));
     }
-    /* When it is not armed it fires just now and will see ending_error. */
+    /* If it is not armed, it is just firing and will see ending_error. */
     if (ep_timer_cancel(call->channel->common.timers, &call->timer)) {
         ep_err err = ep_timer_arm(call->channel->common.timers, &call->timer, ep_clock_now_ns());
-        EP_ASSERT(err == EP_OK); /* its place in the heap is still there */
+        EP_ASSERT(err == EP_OK); /* the timer's place in the heap is kept */
     }
 }
 
@@ -269,9 +269,9 @@ static void call_timer(ep_timer *timer, void *arg)
         if (deliver) {
             ep_rpc_client_call_deliver_end(call, &error);
         }
-        ep_rpc_client_call_unref(call); /* the table's */
+        ep_rpc_client_call_unref(call); /* the table's reference */
     }
-    ep_rpc_client_call_unref(call); /* the timer's */
+    ep_rpc_client_call_unref(call); /* the timer's reference */
 }
 
 static void cancel(ep_rpc_channel *channel, ep_rpc_call_id id, bool answered)
@@ -298,7 +298,7 @@ void ep_rpc_call_cancel_answered(ep_rpc_channel *channel, ep_rpc_call_id id)
     cancel(channel, id, true);
 }
 
-/* Ends what link's end means for call, if anything; true when on_reply is to be run. Lock held. */
+/* Ends call if the end of link ends it. True when on_reply must run. Lock held. */
 static bool fail_one_locked(ep_rpc_client_call *call, ep_rpc_client_link *link,
                             const ep_error *error)
 {
@@ -309,7 +309,7 @@ static bool fail_one_locked(ep_rpc_client_call *call, ep_rpc_client_link *link,
         return false;
     }
     if (call->ending_error.code != EP_OK) {
-        return true; /* its end was decided already: that reason stays */
+        return true; /* its end was already decided: that reason is kept */
     }
     call->ending_error = *error;
     if (!all && waiting) {
@@ -332,7 +332,7 @@ void ep_rpc_channel_fail_calls(ep_rpc_channel *channel, ep_rpc_client_link *link
             }
             ep_error why = call->ending_error;
             if (ep_rpc_client_call_end(call, &why)) {
-                call->pending_next = failed; /* free for our use: it is not pending any more */
+                call->pending_next = failed; /* the field is free: the call is no longer pending */
                 failed = call;
             } else {
                 ep_rpc_client_call_unref(call); /* the delivering thread has its own reference */
@@ -354,7 +354,7 @@ void ep_rpc_channel_fail_calls(ep_rpc_channel *channel, ep_rpc_client_link *link
 
 /* ---- sending ---- */
 
-/* What forbids sending this call on link for ever. Lock held. */
+/* What forbids for good to send this call on link. Lock held. */
 static ep_err check_peer_limits_locked(const ep_rpc_client_call *call,
                                        const ep_rpc_client_link *link, ep_error *out_error)
 {
@@ -390,7 +390,7 @@ static ep_rpc_client_call *take_sendable_locked(ep_rpc_channel *channel, ep_rpc_
         ep_rpc_client_call *call = channel->pending_first;
         ep_error error;
         if (call->deadline_ns <= ep_clock_now_ns()) {
-            ep_rpc_out_destroy(pending_remove_locked(call)); /* its timer ends it */
+            ep_rpc_out_destroy(pending_remove_locked(call)); /* its timer will end it */
             continue;
         }
         if (check_peer_limits_locked(call, link, &error) != EP_OK) {
@@ -398,7 +398,7 @@ static ep_rpc_client_call *take_sendable_locked(ep_rpc_channel *channel, ep_rpc_
             continue;
         }
         if (call->frame_bytes > link->granted_bytes - link->sent_bytes) {
-            return NULL; /* first in, first out: a small one does not pass */
+            return NULL; /* first in, first out: a small call does not overtake */
         }
         *out_frame = pending_remove_locked(call);
         link->sent_bytes += call->frame_bytes;
@@ -411,8 +411,8 @@ static ep_rpc_client_call *take_sendable_locked(ep_rpc_channel *channel, ep_rpc_
     return NULL;
 }
 
-/* The frame was not taken. Puts the call back, or ends it. Lock held; true: the link reference of
- * call is to be dropped. */
+/* The frame was not taken: puts the call back, or ends it. Lock held. True: drop the call's
+ * reference to the link. */
 static bool not_sent_locked(ep_rpc_client_call *call, ep_rpc_out *out, ep_err err)
 {
     ep_rpc_channel *channel = call->channel;
@@ -432,14 +432,13 @@ static bool not_sent_locked(ep_rpc_client_call *call, ep_rpc_out *out, ep_err er
     pending_insert_locked(call, out, true);
     call->link = NULL;
     if (err == EP_ERR_RESOURCE_EXHAUSTED) {
-        /* wait for room; when nothing is on its way any more nobody would tell us, so try again at
-         * once */
+        /* Wait for room. If no frame is being sent, no on_sent would follow: try again. */
         __atomic_store_n(&channel->blocked, true, __ATOMIC_SEQ_CST);
         if (ep_rpc_link_sends_in_flight(&link->link) == 0) {
             __atomic_store_n(&channel->blocked, false, __ATOMIC_SEQ_CST);
         }
     } else {
-        link->refused_send = true; /* its end comes and decides */
+        link->refused_send = true; /* on_closed follows and decides about the call */
     }
     return true;
 }
@@ -503,7 +502,7 @@ void ep_rpc_channel_pump(ep_rpc_channel *channel)
 
 /* ---- start ---- */
 
-/* header: bytes of its header section. */
+/* header: bytes of the request's header section. */
 static ep_err check_request(const ep_rpc_channel *channel, const ep_rpc_request *request,
                             size_t header, ep_error *out_error)
 {
@@ -582,7 +581,7 @@ static ep_err enter_locked(ep_rpc_channel *channel, const ep_rpc_request *reques
     call->arg = arg;
     call->started_ns = ep_clock_now_ns();
     call->deadline_ns = request->deadline_ns;
-    call->refs = 2; /* the table's and the timer's */
+    call->refs = 2; /* those of the table and the timer */
     call->frame_bytes = out->frame_bytes;
     ep_timer_init(&call->timer, call_timer, call);
     err = ep_timer_arm(channel->common.timers, &call->timer, call->deadline_ns);
@@ -627,8 +626,8 @@ ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
         pthread_mutex_lock(&channel->lock);
         const ep_err state = check_state_locked(channel, request, 0, out_error);
         pthread_mutex_unlock(&channel->lock);
-        return state != EP_OK ? state : err; /* of a channel that is not there nobody waits for
-                                                a buffer */
+        /* nobody waits for a buffer when the channel is not ready: report the state */
+        return state != EP_OK ? state : err;
     }
     pthread_mutex_lock(&channel->lock);
     err = enter_locked(channel, request, out, on_reply, arg, out_id, out_error);

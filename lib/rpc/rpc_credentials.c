@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tokens, roles, and the judgement of who claims what. */
+/* Tokens, roles, and the check of a claimed role. */
 #include "rpc/rpc_credentials.h"
 
 #include <pthread.h>
@@ -32,7 +32,7 @@ ep_err ep_rpc_role_read(const char *name, ep_rpc_role *out_role, ep_error *out_e
     if (name[0] == 0 || strcmp(name, "client") == 0) {
         return EP_OK;
     }
-    /* a coordinator is a peer of the nodes */
+    /* a coordinator has the rights of a node */
     if (strcmp(name, "node") == 0 || strcmp(name, "coordinator") == 0) {
         *out_role = EP_ROLE_NODE;
         return EP_OK;
@@ -61,7 +61,8 @@ bool ep_rpc_token_equal(const char *expected, const char *given)
     size_t given_bytes = strlen(given);
     volatile unsigned char differ = expected_bytes != given_bytes;
     for (size_t i = 0; i < given_bytes; i++) {
-        /* beyond the expected token compare with its terminator, so that no length is special */
+        /* beyond the expected token, compare with its terminator, so that all lengths take one
+         * path */
         unsigned char want = (unsigned char)expected[i < expected_bytes ? i : expected_bytes];
         differ = (unsigned char)(differ | (want ^ (unsigned char)given[i]));
     }
@@ -129,7 +130,7 @@ ep_err ep_rpc_credentials_replace(ep_rpc_credentials *credentials, const ep_rpc_
     return err;
 }
 
-/* What a token is worth: compared with all tokens of all roles, always. */
+/* Which roles have a token. It is always compared with all tokens of all roles. */
 typedef struct token_worth {
     bool has_tokens[EP_ROLES_COUNT];
     bool is_of[EP_ROLES_COUNT];
@@ -180,7 +181,7 @@ static ep_err refuse(ep_rpc_refusal refusal, ep_rpc_refusal *out_refusal)
                : EP_ERR_PERMISSION_DENIED;
 }
 
-/* Where a daemon has its tokens, and what expertctl's option for them is. */
+/* For messages: the key of a daemon and the option of expertctl that set a role's tokens. */
 static const char *const token_keys[EP_ROLES_COUNT] = {
     "token_file (--token-file)", "node_token_file, or token_file where that is not set",
     "admin_token_file (--admin-token-file)"};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The channel's connection: dial, Hello, loss, and again after a jittered back-off. */
+/* The channel's connection: dial, Hello, loss, and redial after a jittered back-off. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@
 #include "transport/lane_common.h"
 
 /*
- * on_state runs one at a time because each step begins only after the one before has reported:
+ * on_state runs one at a time, because each step begins only after the previous one has reported:
  * CONNECTING in the timer, then READY and BROKEN in the callbacks of one connection, and only then
  * is the timer armed again.
  */
@@ -31,9 +31,9 @@ static ep_err schedule_locked(ep_rpc_channel *channel, uint64_t due_ns)
 }
 
 /*
- * A dial into a network that has just lost something may hang for ever, while the next one is
- * answered at once: the first wait is short. It grows by half each time, up to hello_timeout_ms,
- * for a peer that is only slow.
+ * A dial into a network that has just lost packets may hang for ever, while the next one is
+ * answered at once. So the first wait is short. It grows by half each time, up to hello_timeout_ms,
+ * for peers that are only slow.
  */
 #define HELLO_WAIT_FIRST_MS 500u
 
@@ -51,7 +51,7 @@ static uint32_t longer_wait_ms(const ep_rpc_channel *channel)
                : whole_ms;
 }
 
-/* Half of the back-off plus a random part of the other half; then it doubles. */
+/* Half of the back-off plus a random part of the other half; doubles the back-off. */
 static uint64_t next_backoff_ns_locked(ep_rpc_channel *channel)
 {
     const ep_rpc_limits *limits = &channel->common.limits;
@@ -66,7 +66,7 @@ static uint64_t next_backoff_ns_locked(ep_rpc_channel *channel)
 
 #define LOOK_EVERY_NS (10 * EP_NS_PER_S)
 
-/* What was found says more than how the connection ended. */
+/* What the look found says more than how the connection ended. */
 static void explain_locked(const ep_rpc_channel *channel, ep_error *io_why)
 {
     if (channel->look.code != NULL) {
@@ -81,14 +81,15 @@ static void *look(void *arg)
     ep_rpc_look found;
     ep_rpc_look_at(&channel->address, channel->look_peer, &channel->look_stop, &found);
     if (found.code != NULL && strcmp(found.code, "nobody-there") == 0) {
-        found.code = NULL; /* gone by now: the next dial says so, for as long as it is true */
+        /* the fault is gone by now: the next dial reports errors that are still true */
+        found.code = NULL;
     }
     pthread_mutex_lock(&channel->lock);
     channel->looking = false;
     if (channel->state != EP_CHANNEL_READY) {
         channel->look = found;
     }
-    if (!channel->reconnect) { /* else another error may be the last by now */
+    if (!channel->reconnect) { /* with reconnect, another error may be the last by now */
         explain_locked(channel, &channel->last_error);
     }
     pthread_cond_broadcast(&channel->changed);
@@ -96,8 +97,7 @@ static void *look(void *arg)
     return NULL;
 }
 
-/* Aside, so that the next dial waits for nothing; what is found stands in the errors from then
- * on. */
+/* Runs on its own thread, so that dials do not wait; later errors contain what it finds. */
 static void look_locked(ep_rpc_channel *channel, ep_rpc_client_link *link)
 {
     uint64_t now_ns = ep_clock_now_ns();
@@ -123,7 +123,7 @@ void ep_rpc_dial_join_look(ep_rpc_channel *channel)
     }
 }
 
-/* A dial failed (link NULL) or the connection ended. */
+/* Called when a dial failed (link NULL) or the connection ended. */
 static void lost(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_error *error)
 {
     ep_error why = *error;
@@ -132,7 +132,7 @@ static void lost(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_err
     }
     pthread_mutex_lock(&channel->lock);
     bool closing = channel->closing;
-    /* no frame */
+    /* no frame has arrived */
     if (link != NULL && !closing &&
         __atomic_load_n(&link->link.bytes_received, __ATOMIC_RELAXED) == 0) {
         look_locked(channel, link);
@@ -145,13 +145,13 @@ static void lost(ep_rpc_channel *channel, ep_rpc_client_link *link, const ep_err
         bool was_ready = link != NULL && link->ready;
         channel->hello_wait_ms =
             was_ready ? ep_rpc_dial_first_wait_ms(channel) : longer_wait_ms(channel);
-        /* a bound on the dial that fires late finds nothing to do */
+        /* a dial timeout that fires late then finds nothing to do */
         channel->due_ns = EP_TIME_NEVER;
     }
     pthread_cond_broadcast(&channel->changed);
     pthread_mutex_unlock(&channel->lock);
     if (closing) {
-        return; /* destroy ended every call */
+        return; /* destroy has already ended every call */
     }
     ep_rpc_channel_fail_calls(channel, link, &why);
     report(channel, EP_CHANNEL_BROKEN, NULL, &why);
@@ -180,7 +180,7 @@ static ep_err send_hello(ep_rpc_client_link *link)
     hello.token = ep_rpc_unconst(channel->common.token);
     if (channel->common.credentials != NULL) {
         ep_rpc_role role;
-        /* one nobody knows is refused by the peer */
+        /* an unknown role is refused by the peer */
         (void)ep_rpc_role_read(channel->common.role, &role, NULL);
         ep_rpc_credentials_show(channel->common.credentials, role, token);
         hello.token = token;
@@ -216,7 +216,7 @@ static ep_err read_hello(ep_rpc_client_link *link, const ep_frame *frame, const 
             "the first frame is a %s frame of method 0x%04x, must be the reply to Hello",
             ep_frame_kind_name(frame->kind), frame->method_id);
     }
-    if (frame->status != 0) { /* not checked by CRC: the refusal may be about just that */
+    if (frame->status != 0) { /* not checked by CRC: the refusal may be about the CRC itself */
         ep_rpc_status_read(link->channel->common.pool, frame->status, header, frame->header_bytes,
                            out_error);
         return ep_error_prefix(out_error, out_error->code, "the peer refused Hello");
@@ -265,7 +265,7 @@ void ep_rpc_client_hello(ep_rpc_client_link *link, const ep_frame *frame, const 
     }
 }
 
-/* ---- the connection's callbacks: on_frame and on_sent are rpc_reply.c's ---- */
+/* ---- the connection's callbacks; on_frame and on_sent are in rpc_reply.c ---- */
 
 static void client_closed(ep_rpc_link *base, const ep_error *error)
 {
@@ -276,7 +276,7 @@ static void client_closed(ep_rpc_link *base, const ep_error *error)
     link->dead_error = *error;
     if (link->dead_error.code == EP_ERR_CLOSED) {
         link->dead_error.code =
-            EP_ERR_CONNECTION_LOST; /* closed here, but not by the caller of this channel */
+            EP_ERR_CONNECTION_LOST; /* closed on this side, but not by the caller of this channel */
     }
     ep_error_prefix(&link->dead_error, link->dead_error.code, "%s", channel->url);
     ep_error why = link->dead_error;
@@ -310,7 +310,7 @@ static const ep_rpc_link_ops client_ops = {.on_frame = ep_rpc_client_frame,
 
 /* ---- dialling ---- */
 
-/* A link for the new connection; NULL (connection released) when closing or out of memory. */
+/* Creates a link for the new connection; NULL (connection released): closing or out of memory. */
 static ep_rpc_client_link *adopt(ep_rpc_channel *channel, ep_conn *taken_conn)
 {
     ep_rpc_client_link *link = calloc(1, sizeof(*link));
@@ -325,7 +325,7 @@ static ep_rpc_client_link *adopt(ep_rpc_channel *channel, ep_conn *taken_conn)
     ep_rpc_budget_init(&link->budget, channel->common.pool,
                        channel->common.limits.unpack_bytes_max);
     link->hello_id = ep_rpc_call_id_next();
-    ep_rpc_link_ref(&link->link); /* channel->link's */
+    ep_rpc_link_ref(&link->link); /* the reference of channel->link */
     pthread_mutex_lock(&channel->lock);
     channel->link = link;
     channel->links_alive++;
@@ -386,7 +386,7 @@ static void dial_now(ep_rpc_channel *channel)
     pthread_mutex_unlock(&channel->lock);
 }
 
-/* Time to dial (waiting), or the dial took too long (dialling). */
+/* Time to dial (EP_DIAL_WAITING), or the dial took too long (EP_DIAL_DIALING). */
 static void dial_timer(ep_timer *timer, void *arg)
 {
     ep_rpc_channel *channel = arg;
@@ -407,7 +407,7 @@ static void dial_timer(ep_timer *timer, void *arg)
     }
     pthread_mutex_unlock(&channel->lock);
     if (old != NULL) {
-        ep_dial_release(old); /* cancels one that is under way: dialled() then reports */
+        ep_dial_release(old); /* cancels a dial that is still running: dialled() then reports */
     }
     if (phase == EP_DIAL_WAITING) {
         if (again) {
@@ -431,33 +431,32 @@ void ep_rpc_dial_start(ep_rpc_channel *channel)
     pthread_mutex_lock(&channel->lock);
     ep_err err = schedule_locked(channel, ep_clock_now_ns());
     pthread_mutex_unlock(&channel->lock);
-    EP_ASSERT(err == EP_OK); /* it is armed already: its place in the heap is reused */
+    EP_ASSERT(err == EP_OK); /* it was armed before: its place in the heap is reused */
 }
 
 void ep_rpc_channel_hurry(ep_rpc_channel *channel)
 {
     pthread_mutex_lock(&channel->lock);
-    /* due_ns is EP_TIME_NEVER while the last loss is being reported: the next dial must not
-     * overtake it */
+    /* due_ns is EP_TIME_NEVER while the last loss is being reported, which the dial must await */
     if (!channel->closing && channel->reconnect && channel->dial_phase == EP_DIAL_WAITING &&
         channel->due_ns != EP_TIME_NEVER) {
         channel->backoff_ms = channel->common.limits.redial_min_ms;
         ep_err err = schedule_locked(channel, ep_clock_now_ns());
-        EP_ASSERT(err == EP_OK); /* it is armed already: its place in the heap is reused */
+        EP_ASSERT(err == EP_OK); /* it was armed before: its place in the heap is reused */
     }
     pthread_mutex_unlock(&channel->lock);
 }
 
 void ep_rpc_dial_stop(ep_rpc_channel *channel)
 {
-    /* nobody arms it once closing is set */
+    /* once closing is set, nobody arms it */
     ep_timer_cancel_wait(channel->common.timers, &channel->timer);
     pthread_mutex_lock(&channel->lock);
     ep_dial *dial = channel->dial;
     channel->dial = NULL;
     pthread_mutex_unlock(&channel->lock);
     if (dial != NULL) {
-        ep_dial_release(dial); /* after it no new link appears */
+        ep_dial_release(dial); /* after this, no new link appears */
     }
     pthread_mutex_lock(&channel->lock);
     ep_rpc_client_link *link = channel->link;

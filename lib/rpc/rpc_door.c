@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The door of a server: each slot of the REP socket is an origin of one call at a time. */
+/* The door of a server: each slot of the REP socket is an origin that has one call at a time. */
 #include "rpc/rpc_door.h"
 
 #include <stdio.h>
@@ -12,17 +12,19 @@
 #include "rpc/rpc_status.h"
 #include "transport/nng_rep_door.h"
 
-#define OVERLOAD_RETRY_US 1000 /* each reply frees a place; how soon is not known here */
-#define SHOWN_BYTES 8          /* of a request that is no frame, in the reply's text */
+/* the hint in refusals: each reply frees a place, but when the next one comes is not known */
+#define OVERLOAD_RETRY_US 1000
+#define SHOWN_BYTES 8 /* bytes of a request that is no frame which the reply's text shows */
 
 typedef struct door_slot {
     ep_rpc_origin origin; /* first member */
     ep_rpc_door *door;
     uint32_t index;
-    /* under door->lock */
-    ep_rpc_call *call; /* in flight, or NULL; only while it is in flight a reference may be taken */
-    ep_nng_rep_ticket ticket;      /* of call, or of the last one */
-    ep_nng_rep_ticket gone_ticket; /* whose caller was gone before its call was entered */
+    /* the fields below are under door->lock */
+    ep_rpc_call *call; /* in flight, or NULL; only while it is in flight may a reference be taken */
+    ep_nng_rep_ticket ticket; /* of call, or of the last one */
+    /* of a request whose caller left before its call was registered */
+    ep_nng_rep_ticket gone_ticket;
 } door_slot;
 
 struct ep_rpc_door {
@@ -36,7 +38,7 @@ struct ep_rpc_door {
     pthread_mutex_t lock;
     pthread_cond_t unused;
     bool stopping;
-    uint32_t refs; /* of calls to their slots */
+    uint32_t refs; /* held by calls, for their slots */
 };
 
 static door_slot *slot_of(ep_rpc_origin *origin)
@@ -57,7 +59,7 @@ static void reply_done(void *arg)
     ep_rpc_out_destroy(arg);
 }
 
-/* Takes out. */
+/* Takes taken_out. */
 static void fill_reply(const ep_rpc_door *door, ep_rpc_out *taken_out, ep_nng_rep_reply *out_reply)
 {
     ep_rpc_out_seal(taken_out, door->payload_crc);
@@ -67,7 +69,7 @@ static void fill_reply(const ep_rpc_door *door, ep_rpc_out *taken_out, ep_nng_re
                                     .arg = taken_out};
 }
 
-/* Takes out; NULL frees the slot without an answer. */
+/* Takes taken_out; NULL frees the slot without an answer. */
 static void send_reply(door_slot *slot, ep_rpc_out *taken_out)
 {
     if (taken_out == NULL) {
@@ -79,7 +81,7 @@ static void send_reply(door_slot *slot, ep_rpc_out *taken_out)
     ep_nng_rep_door_reply(slot->door->rep, slot->index, &reply);
 }
 
-/* The reply to a request that never became a call; NULL without memory. */
+/* The reply to a request that never became a call; NULL when out of memory. */
 static ep_rpc_out *refusal_frame(ep_rpc_door *door, ep_rpc_door_refusal refusal,
                                  const ep_frame *frame, const ep_error *why)
 {
@@ -111,11 +113,11 @@ static void refuse(door_slot *slot, ep_rpc_door_refusal refusal, const ep_frame 
 
 static void origin_reply(ep_rpc_origin *origin, ep_rpc_out *taken_out, const ep_error *why)
 {
-    (void)why; /* without memory for a frame there is no way to say it */
+    (void)why; /* without memory for a frame, the reason cannot be sent */
     send_reply(slot_of(origin), taken_out);
 }
 
-/* Nobody else shares the request, so the reply alone tells the caller. */
+/* A slot serves one caller only, so the reply is enough to tell it. */
 static void origin_misbehaved(ep_rpc_origin *origin, const ep_error *why)
 {
     (void)why;
@@ -145,7 +147,7 @@ static const char *bearer_token(const Expertd__V1__CallHeader *header)
     return "";
 }
 
-/* The door lets in callers of role client, whatever their token is good for. */
+/* Callers at the door get role client, whatever their token is good for. */
 static ep_err check_token(ep_rpc_origin *origin, const char *token, ep_error *out_error)
 {
     door_slot *slot = slot_of(origin);
@@ -166,7 +168,7 @@ static ep_err check_token(ep_rpc_origin *origin, const char *token, ep_error *ou
     return err;
 }
 
-/* Before anything else of the request is looked at. */
+/* Checks the token before anything else of the request. */
 static ep_err origin_admit(ep_rpc_origin *origin, const ep_rpc_call *call, const ep_frame *frame,
                            ep_error *out_error)
 {
@@ -200,7 +202,7 @@ static const ep_rpc_origin_ops origin_ops = {.reply = origin_reply,
 
 /* ---- requests ---- */
 
-/* What people send first: anything. Says at which byte it stops being a request frame. */
+/* A first request often is no frame at all. Says at which byte it stops being a request frame. */
 static ep_err check_begin(const uint8_t *bytes, size_t count, ep_error *out_error)
 {
     static const uint8_t magic[] = {'E', 'P', 'D', '1'};
@@ -259,8 +261,7 @@ static ep_err read_frame(const ep_rpc_limits *limits, const ep_buffer *buffer, e
     return EP_OK;
 }
 
-/* Makes the call known to on_gone, and gives it its reference. False when the door is being
- * stopped. */
+/* Registers the call for on_gone, and gives it its reference. False when the door is stopping. */
 static bool enter(door_slot *slot, ep_rpc_call *call, ep_nng_rep_ticket ticket)
 {
     pthread_mutex_lock(&slot->door->lock);
@@ -271,7 +272,7 @@ static bool enter(door_slot *slot, ep_rpc_call *call, ep_nng_rep_ticket ticket)
     slot->ticket = ticket;
     pthread_mutex_unlock(&slot->door->lock);
     if (gone) {
-        ep_rpc_call_cancelled(call, false); /* its handler hears of it as soon as it asks */
+        ep_rpc_call_cancelled(call, false); /* its handler learns of it when it asks */
     }
     return enters;
 }
@@ -354,7 +355,7 @@ static void on_gone(void *arg, uint32_t index, ep_nng_rep_ticket ticket)
     door_slot *slot = &door->slots[index];
     pthread_mutex_lock(&door->lock);
     if (ticket > slot->ticket) {
-        slot->gone_ticket = ticket; /* on_request is on its way to enter it */
+        slot->gone_ticket = ticket; /* on_request has yet to register it */
     }
     cancel_and_unlock(slot, slot->ticket == ticket ? slot->call : NULL);
 }
@@ -505,7 +506,7 @@ void ep_rpc_door_destroy(ep_rpc_door *door)
         cancel_and_unlock(&door->slots[i], door->slots[i].call);
     }
     wait_unused(door);
-    ep_nng_rep_door_close(door->rep); /* after it nothing calls us */
-    wait_unused(door);                /* calls that came in between were refused */
+    ep_nng_rep_door_close(door->rep); /* after this, no callback runs */
+    wait_unused(door);                /* calls that arrived in between were refused */
     door_free(door);
 }

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Calls from any nng client (REQ): one request frame in one message, one reply frame in one
- * message. A request goes through the checks and dispatch of a session's; what differs:
+ * message. A request passes the same checks and dispatch as a session's. The differences:
  *
  *   There is no Hello. The token comes as metadata "authorization" = "Bearer TOKEN" in CallHeader.
  *   Callers have role client whatever their token is good for, so methods of nodes and operators
- *   are refused whoever asks. Only unary methods: others get UNIMPLEMENTED.
+ *   are always refused. Only unary methods: others get UNIMPLEMENTED.
  *   Payload CRC as the server is configured; never under TLS.
- *   Every request is answered, also one that is no frame at all, one that was cancelled, and one
- *   that came too late: a Status in a reply frame says why. The reply to a request that could not
- *   be read has call id 0 and method id 0. There are no credits: at most `contexts` requests are in
- *   work at once, four times as many wait (of one caller: as many), the rest is refused with
- *   RESOURCE_EXHAUSTED and retry_after_us.
+ *   Every request is answered, even if it is no frame, was cancelled or came too late: a Status in
+ *   the reply frame says why. The reply to a request that could not be read has call id 0 and
+ *   method id 0. There are no credits: at most `contexts` requests are in work at once, and four
+ *   times as many wait (`contexts` from one caller). The rest is refused with RESOURCE_EXHAUSTED
+ *   and retry_after_us.
  *
  * A caller that goes away cancels its calls; its slot is free once their handlers have finished.
  */
@@ -29,7 +29,7 @@ typedef enum ep_rpc_door_refusal {
     EP_DOOR_NOT_A_FRAME, /* no request frame, damaged, or above a limit */
     EP_DOOR_NO_MEMORY,   /* no buffer for it */
     EP_DOOR_TOKEN,       /* missing or wrong */
-    EP_DOOR_OVERLOAD,    /* too many wait */
+    EP_DOOR_OVERLOAD,    /* too many requests wait */
     EP_DOOR_REFUSALS     /* how many there are */
 } ep_rpc_door_refusal;
 
@@ -46,9 +46,8 @@ typedef struct ep_rpc_door_stats {
 
 /*
  * Opens the server's door; once, after the services were added. address: tcp:// or tls+tcp://.
- * ep_rpc_server_destroy ends it. Errors: INVALID_ARGUMENT, ALREADY_EXISTS, UNAVAILABLE (address in
- * use),
- * BAD_FILE, NO_MEMORY.
+ * ep_rpc_server_destroy closes it. Errors: INVALID_ARGUMENT, ALREADY_EXISTS, UNAVAILABLE (address
+ * in use), BAD_FILE, NO_MEMORY.
  */
 ep_err ep_rpc_server_open_door(ep_rpc_server *server, const ep_lane_address *address,
                                uint32_t contexts, ep_error *out_error);

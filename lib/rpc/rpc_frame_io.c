@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 
-#define LENGTH_BYTES 4 /* of the packed CallHeader, before it */
+#define LENGTH_BYTES 4 /* length of the packed CallHeader, which follows */
 
 /* The frame begins at the first aligned byte after the struct. */
 static const size_t out_offset =
@@ -70,8 +70,8 @@ ep_err ep_rpc_out_create_message(ep_buffer_pool *pool, const ProtobufCMessage *m
     return err;
 }
 
-/* Packed size of one Metadata inside CallHeader; written by hand because packing needs no array of
- * pointers then. */
+/* Packed size of one Metadata inside CallHeader. Written by hand, because then packing needs no
+ * array of pointers. */
 static size_t varint_bytes(size_t value)
 {
     size_t n = 1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The Hello exchange: what both sides say, and what each refuses. */
+/* The Hello exchange: what each side sends, and what it refuses. */
 #include "rpc/rpc_hello.h"
 
 #include <string.h>
@@ -56,7 +56,7 @@ static ep_err check_versions(const Expertd__V1__Hello *hello, ep_error *out_erro
                             "peer speaks protocol versions %u to %u, this build speaks %u",
                             hello->protocol_min, hello->protocol_max, EP_RPC_PROTOCOL_VERSION);
     }
-    if (hello->n_required_features > 0) { /* this version knows none */
+    if (hello->n_required_features > 0) { /* this version knows no required features */
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
                             "peer requires feature \"%.100s\", which this build does not know",
                             hello->required_features[0]);

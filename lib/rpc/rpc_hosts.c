@@ -65,7 +65,7 @@ void ep_rpc_hosts_leave(ep_rpc_hosts *hosts, ep_rpc_host *host)
     }
     *at = host->next;
     hosts->refusals += refusals_of(host);
-    ep_buffer_pool_destroy(host->pool); /* frames that are still at work hold it */
+    ep_buffer_pool_destroy(host->pool); /* frames in use still hold a reference */
     free(host);
 }
 

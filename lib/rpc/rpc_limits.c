@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every limit of the RPC layer: its default and its allowed range, in one table. */
+/* The limits of the RPC layer in one table: default and allowed range. */
 #include "rpc/rpc_limits.h"
 
 #include <stdlib.h>
@@ -121,7 +121,7 @@ ep_err ep_rpc_common_copy(const ep_rpc_common *common, ep_rpc_common *out_copy, 
 
 void ep_rpc_common_free(ep_rpc_common *copy)
 {
-    /* the strings are ours: common_copy made them */
+    /* the strings are ours: ep_rpc_common_copy allocated them */
     free((void *)(uintptr_t)copy->token);
     free((void *)(uintptr_t)copy->node);
     free((void *)(uintptr_t)copy->host);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checking and copying what a server and a channel are configured with. */
+/* Checks and copies the configuration of servers and channels. */
 #ifndef EP_RPC_RPC_LIMITS_H
 #define EP_RPC_RPC_LIMITS_H
 
@@ -8,11 +8,11 @@
 /* Errors: INVALID_ARGUMENT naming the limit, its value and the allowed range. */
 ep_err ep_rpc_limits_check(const ep_rpc_limits *limits, ep_error *out_error);
 
-/* A Hello request holds a token and a few names, whatever header_bytes_max is raised to for
- * tables. */
+/* A Hello request holds only a token and a few names, so raising header_bytes_max for routing
+ * tables does not change this. */
 #define EP_RPC_HELLO_REQUEST_BYTES_MAX 65536
 
-/* The lane's limit until Hello is agreed; accepted: of connections that others make to us. */
+/* The lane's limit until Hello is agreed. accepted: the peer dialled us. */
 size_t ep_rpc_first_frame_bytes_max(const ep_rpc_limits *limits, bool accepted);
 
 /* Checks common and copies it with its strings; ep_rpc_common_free releases the copy. Errors:

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One connection: counted references, frames in and out, ping, goodbye. */
+/* One connection: reference counts, frames in and out, ping, goodbye. */
 #include "rpc/rpc_link.h"
 
 #include "base/check.h"
@@ -58,16 +58,16 @@ void ep_rpc_link_close(ep_rpc_link *link, const ep_error *why)
     }
 }
 
-/* ---- the timer: Hello timeout while new, ping while live, bound on the last frame while closing
+/* ---- the timer: Hello timeout when new, ping when live, limit of the last frame when closing
  * ---- */
 
-/* Moves the timer to due_ns. Its reference exists once, whether armed or running. Errors: NO_MEMORY
- * (nothing changed). */
+/* Moves the timer to due_ns. The timer has one reference, whether armed or running. Errors:
+ * NO_MEMORY (nothing changed). */
 static ep_err arm_locked(ep_rpc_link *link, uint64_t due_ns)
 {
     bool running = link->timer_held && !ep_timer_cancel(link->common->timers, &link->timer);
     if (running) {
-        return EP_OK; /* its callback waits for the lock and looks at the phase */
+        return EP_OK; /* its callback waits for the lock and then reads the phase */
     }
     ep_err err = ep_timer_arm(link->common->timers, &link->timer, due_ns);
     if (err == EP_OK && !link->timer_held) {
@@ -97,11 +97,11 @@ static void disarm(ep_rpc_link *link)
     }
 }
 
-/* So long a wait for memory excuses silence: attackers that hold it lose their connections
- * sooner. */
+/* Waiting for memory excuses a silent peer up to this time: attackers that hold the memory lose
+ * their connections sooner. */
 #define MEMORY_EXCUSE_MS 30000u
 
-/* False: the peer sends its frame so slowly that it is to be turned away. */
+/* False: the peer sends its frame so slowly that it must be disconnected. */
 static bool frame_comes_locked(ep_rpc_link *link, ep_conn_receiving *receiving, uint64_t now_ns,
                                ep_error *out_why)
 {
@@ -123,7 +123,7 @@ static bool frame_comes_locked(ep_rpc_link *link, ep_conn_receiving *receiving, 
     return false;
 }
 
-/* When to look again; 0: never. *out_ping: send a ping now. */
+/* When to check again; 0: never. *out_ping: send a ping now. */
 static uint64_t ping_step_locked(ep_rpc_link *link, bool *out_ping, ep_error *out_why)
 {
     const ep_rpc_limits *limits = &link->common->limits;
@@ -138,9 +138,9 @@ static uint64_t ping_step_locked(ep_rpc_link *link, bool *out_ping, ep_error *ou
     if (!frame_comes_locked(link, &receiving, now_ns, out_why)) {
         return 0;
     }
-    /* Part of a frame that comes is a sign of life too, and nothing can come while our lane waits
-     * for memory. Pings go on: they are the peer's sign of our life, whose own are behind what we
-     * do not read. */
+    /* Part of a frame is a sign of life too, and nothing can arrive while our lane waits for
+     * memory. We go on sending pings: they show the peer that we live, while its own are behind
+     * what we do not read. */
     if (received_ns >= link->pinged_ns || receiving.heard_ns >= link->pinged_ns ||
         receiving.waits_for_memory) {
         link->pings_missed = 0;
@@ -182,8 +182,8 @@ static void ping_sent(ep_send *send, ep_err result)
     ep_rpc_link_unref(link);
 }
 
-/* In memory of its own: it must go out when the pool has none. One that still waits in the queue is
- * enough. */
+/* The ping has memory of its own, because it must be sent even when the pool has none. One in the
+ * queue is enough. */
 void ep_rpc_link_ping(ep_rpc_link *link)
 {
     pthread_mutex_lock(&link->lock);
@@ -226,8 +226,7 @@ static void link_timer(ep_timer *timer, void *arg)
     pthread_mutex_lock(&link->lock);
     switch (link->phase) {
     case EP_LINK_NEW:
-        /* not DEADLINE_EXCEEDED: that would be the deadline of the calls that wait for the
-         * connection */
+        /* not DEADLINE_EXCEEDED, which would mean that of calls that wait for this connection */
         ep_error_set(&why, EP_ERR_UNAVAILABLE, "no Hello within %u ms%s", link->hello_wait_ms,
                      link->hello_wait_ms < link->common->limits.hello_timeout_ms
                          ? "; the next dial waits longer"
@@ -244,7 +243,7 @@ static void link_timer(ep_timer *timer, void *arg)
         break;
     }
     if (next_ns != 0 && ep_timer_arm(link->common->timers, &link->timer, next_ns) == EP_OK) {
-        /* this callback's own, dropped below; the armed timer keeps the one it had */
+        /* the reference of this callback, dropped below; the armed timer keeps its own */
         ep_rpc_link_ref(link);
     } else {
         if (next_ns != 0) {
@@ -262,10 +261,10 @@ static void link_timer(ep_timer *timer, void *arg)
     ep_rpc_link_unref(link);
 }
 
-/* ---- spans of frames: those that begin or end a call; ping, credit and the like are not worth an
- * event ---- */
+/* ---- spans of frames, only of those that begin or end a call: ping, credit and the like are not
+ * worth an event ---- */
 
-/* False: no span for this frame. */
+/* False when this frame gets no span. */
 static bool frame_fields(const ep_rpc_link *link, const ep_frame *frame,
                          ep_trace_fields *out_fields)
 {
@@ -367,7 +366,7 @@ ep_err ep_rpc_link_send(ep_rpc_link *link, ep_rpc_out *out)
     ep_rpc_out_seal(out, payload_crc);
     out->send.done = link_sent;
     out->send.arg = link;
-    out->send.done_inside = true; /* link_sent takes no lock that a sender holds */
+    out->send.done_inside = true; /* link_sent takes no lock that a sender may hold */
     ep_rpc_link_ref(link);
     out->is_traced = false;
     if (EP_TRACE_SPAN_ON(send)) {
@@ -490,7 +489,8 @@ static void link_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
         ep_buffer_unref(taken_frame);
         return;
     }
-    /* The lane asked ep_frame_read_bytes for its length: all but its header's limit is checked. */
+    /* The lane got the length from ep_frame_read_bytes, which has checked all but the header's
+     * limit. */
     EP_ASSERT(taken_frame->bytes >= EP_FRAME_FIXED_BYTES);
     const ep_frame frame = ep_frame_read(taken_frame->data);
     if (ep_frame_check_header_bytes(&frame, link->common->limits.header_bytes_max, &why) != EP_OK) {
@@ -548,7 +548,7 @@ void ep_rpc_link_init(ep_rpc_link *link, const ep_rpc_link_ops *ops, const ep_rp
                           .refs = 1,
                           .phase = EP_LINK_NEW,
                           .peer_name = ""};
-    /* beside the lane's bound in bytes: each holds a pool buffer of at least 4 KiB */
+    /* besides the lane's limit in bytes: each send holds a pool buffer of at least 4 KiB */
     link->sends_max = 2 * common->limits.calls_per_connection_max + 64;
     link->handler = (ep_conn_handler){
         .on_begin = link_begin, .on_frame = link_frame, .on_closed = link_closed, .arg = link};
@@ -560,7 +560,7 @@ void ep_rpc_link_init(ep_rpc_link *link, const ep_rpc_link_ops *ops, const ep_rp
 
 void ep_rpc_link_start(ep_rpc_link *link)
 {
-    ep_rpc_link_ref(link); /* of the open connection; dropped in link_closed */
+    ep_rpc_link_ref(link); /* the open connection's reference, dropped in link_closed */
     pthread_mutex_lock(&link->lock);
     ep_err err = arm_locked(link, ep_clock_now_ns() + link->hello_wait_ms * EP_NS_PER_MS);
     pthread_mutex_unlock(&link->lock);

@@ -17,18 +17,18 @@
 #include "wire/frame.h"
 
 #define REPLY_BYTES 2048
-#define STEP_MS 1500   /* for a connection, and for an answer */
-#define ANSWER_MS 3000 /* for a whole one, also of who says it byte by byte */
-#define SLICE_MS 50    /* between looks at stop */
-#define WORDS_BYTES 48 /* of what somebody else says */
+#define STEP_MS 1500   /* time to connect, and time for an answer to begin */
+#define ANSWER_MS 3000 /* time for a whole answer, even if it comes byte by byte */
+#define SLICE_MS 50    /* between checks of stop */
+#define WORDS_BYTES 48 /* how much of a foreign answer is shown */
 
 #define WHICH_PORT "give the port of listen, by default 7410 (coordinator) or 7420 (node)"
 
-/* As long as a frame's first part, so that expertd sees at once that it is none. */
+/* As long as a frame's fixed part, so that expertd sees at once that it is no frame. */
 static const char http_request[] =
     "GET / HTTP/1.0\r\nUser-Agent: expertd, which looks at what listens here\r\n\r\n";
 _Static_assert(sizeof(http_request) > EP_FRAME_FIXED_BYTES, "the request is too short");
-static const char our_page[] = "expertd: "; /* probes.c */
+static const char our_page[] = "expertd: "; /* must match probes.c */
 
 typedef struct port {
     struct sockaddr_storage address;
@@ -73,7 +73,7 @@ bool ep_rpc_look_wait(int fd, short events, const bool *stop)
     return n > 0;
 }
 
-/* -1 with errno. */
+/* Returns -1 with errno on failure. */
 static int dial(const port *there)
 {
     ep_lane_fork_watch();
@@ -100,12 +100,12 @@ static int dial(const port *there)
     return fd;
 }
 
-/* What somebody answers. */
+/* What the port answers. */
 typedef struct answer {
     char text[REPLY_BYTES + 1];
     size_t bytes;
-    int failed; /* errno: there is no connection */
-    bool ended; /* it ends the connection */
+    int failed; /* errno, if there was no connection */
+    bool ended; /* the peer ended the connection */
 } answer;
 
 static void say(const port *there, const void *words, size_t bytes, answer *out)
@@ -122,7 +122,7 @@ static void say(const port *there, const void *words, size_t bytes, answer *out)
         got = recv(fd, out->text + out->bytes, REPLY_BYTES - out->bytes, 0);
         out->bytes += got > 0 ? (size_t)got : 0;
         if (out->bytes >= 5 && memcmp(out->text, "HTTP/", 5) != 0) {
-            break; /* enough to know it by; only a page is read to its end */
+            break; /* enough to recognise it; only a page is read to its end */
         }
     }
     out->ended = got <= 0;
@@ -140,7 +140,7 @@ bool ep_rpc_look_is_door(const char *greeting, size_t bytes, ep_rpc_look *out_lo
     return true;
 }
 
-/* Whether an empty Hello is answered by a frame: refused, but a frame. */
+/* Whether an empty Hello is answered by a frame (which refuses it). */
 static bool speaks_frames(const port *there)
 {
     answer reply;
@@ -155,7 +155,7 @@ static bool speaks_frames(const port *there)
     return reply.bytes >= 4 && memcmp(reply.text, hello, 4) == 0; /* the magic */
 }
 
-/* A door that has read other words may be gone before its greeting. */
+/* A door that has read anything but its greeting may close before it greets. */
 static bool is_hasty_door(const port *there, ep_rpc_look *out_look)
 {
     static const char sp_request[] = {0, 'S', 'P', 0, 0, 0x30, 0, 0};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One handshake as nng would make it: TLS 1.2, and a certificate's names as mbedtls takes them. The
- * first fault of the peer's certificate is noted and passed over, so that what comes after it is
- * seen too; nothing is said on the connection but the handshake.
+ * One handshake as nng would make it: TLS 1.2, and a certificate's names as mbedtls reads them. The
+ * first fault of the peer's certificate is noted and ignored, so that later faults are found too.
+ * Only the handshake is sent on the connection.
  */
 #include "rpc/rpc_look_tls.h"
 
@@ -22,19 +22,19 @@
 #define NAME_BYTES 96
 #define TIME_BYTES 24
 #define ALERT_NONE (-1)
-#define HANDSHAKE_MS 5000 /* for all of it, also with who says it byte by byte */
+#define HANDSHAKE_MS 5000 /* for the whole handshake, even if the peer answers byte by byte */
 
 typedef struct handshake {
-    const ep_tls_config *tls; /* NULL: only to see whether TLS is spoken */
+    const ep_tls_config *tls; /* NULL: only find out whether TLS is spoken */
     const bool *stop;
     SSL_CTX *context;
     SSL *ssl;
     bool is_done;
     bool asks_for_cert;
-    int alert;        /* the peer's; ALERT_NONE */
-    X509 *cert;       /* the peer's own; NULL: none came */
-    int fault;        /* X509_V_ERR_*: the first of the chain; X509_V_OK */
-    X509 *fault_cert; /* whose */
+    int alert;        /* the peer's alert, or ALERT_NONE */
+    X509 *cert;       /* the peer's own certificate; NULL: none was sent */
+    int fault;        /* X509_V_ERR_* of the first fault in the chain, or X509_V_OK */
+    X509 *fault_cert; /* the certificate with that fault */
     unsigned long reason;
 } handshake;
 
@@ -66,7 +66,7 @@ static size_t put_more(char *out, size_t bytes, size_t used, const char *text)
                                 : 0);
 }
 
-/* The hosts a certificate is for: its DNS names, else its common name. */
+/* The hosts that a certificate is valid for: its DNS names, else its common name. */
 static void put_hosts(const X509 *cert, char *out, size_t bytes)
 {
     size_t used = 0;
@@ -138,7 +138,8 @@ static bool prepare(handshake *h, int fd)
         return false;
     }
     SSL_CTX_set_max_proto_version(h->context, TLS1_2_VERSION);
-    SSL_CTX_set_security_level(h->context, 0); /* mbedtls decides what is weak, not we */
+    /* accept what is weak: mbedtls decides that, not this look */
+    SSL_CTX_set_security_level(h->context, 0);
     SSL_CTX_set_verify(h->context, SSL_VERIFY_PEER, on_fault);
     SSL_CTX_set_cert_cb(h->context, on_request, h);
     SSL_CTX_set_info_callback(h->context, on_info);
@@ -155,7 +156,7 @@ static bool prepare(handshake *h, int fd)
            (h->tls == NULL || SSL_set_tlsext_host_name(h->ssl, h->tls->server_name) == 1);
 }
 
-/* Whether the socket came to what ssl waits for after this result. */
+/* Waits for what ssl needs after this result; false when that does not come. */
 static bool go_on(const handshake *h, int result)
 {
     int wanted = SSL_get_error(h->ssl, result);
@@ -173,7 +174,7 @@ static void shake(handshake *h, int fd)
     }
     int result;
     const uint64_t end_ns = ep_clock_now_ns() + HANDSHAKE_MS * EP_NS_PER_MS;
-    ERR_clear_error(); /* files that could not be read: whoever dialled has said so */
+    ERR_clear_error(); /* files could not be read: the dial has already reported that */
     do {
         result = SSL_connect(h->ssl);
     } while (result != 1 && ep_clock_now_ns() < end_ns && go_on(h, result));
@@ -191,7 +192,7 @@ static void fini(handshake *h, int fd)
     ep_lane_fd_close(fd);
 }
 
-/* ---- what it shows ---- */
+/* ---- reporting what was found ---- */
 
 static void put_authorities(const char *file, char *out, size_t bytes)
 {
@@ -287,7 +288,7 @@ static void found_failure(const handshake *h, ep_rpc_look *out_look)
                       reason != NULL ? reason : "the connection ends in it");
 }
 
-/* A door greets first. */
+/* Recognises a door behind TLS, which greets first. */
 static void look_inside(const handshake *h, ep_rpc_look *out_look)
 {
     char greeting[16];

@@ -49,7 +49,7 @@ static void join_row(size_t index)
         }
         const ProtobufCMethodDescriptor *method =
             protobuf_c_service_descriptor_get_method_by_name(services[i], rows[index].method);
-        EP_ASSERT(method != NULL); /* methods.def names a method its .proto does not have */
+        EP_ASSERT(method != NULL); /* methods.def names a method that its .proto does not have */
         methods[index] = (ep_rpc_method){
             .id = rows[index].id,
             .service = services[i],

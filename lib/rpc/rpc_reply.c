@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What comes to a client: replies (whose they are, in order, and to the caller), and credit. */
+/* Frames that come to a client: replies (matched to a call, ordered, delivered) and credit. */
 #include "base/check.h"
 #include "rpc/rpc_channel.h"
 
@@ -12,9 +12,9 @@ typedef enum reply_fate {
 } reply_fate;
 
 /*
- * What a reply frame means for the call it names. Lock held. Except for DROP and BREAK *out_call is
- * the call, with a reference; for FAIL and END it has ended, and the reference is the table's
- * (*out_deliver: on_reply is to be run).
+ * What a reply frame means for the call that it names. Lock held. Except for DROP and BREAK,
+ * *out_call is the call, with a reference. For FAIL and END the call has ended, and the reference
+ * is the table's (*out_deliver: on_reply must run).
  */
 static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame,
                                ep_rpc_client_call **out_call, bool *out_deliver,
@@ -34,7 +34,8 @@ static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame,
         }
         return REPLY_DROP;
     }
-    if (call->attempt != frame->attempt) { /* an id is used once: no earlier attempt has it */
+    /* an id is used once, so this is no late reply to an earlier attempt */
+    if (call->attempt != frame->attempt) {
         ep_error_set(out_error, EP_ERR_PROTOCOL,
                      "a %s frame answers attempt %u of a call that is attempt %u",
                      ep_frame_kind_name(frame->kind), frame->attempt, call->attempt);
@@ -66,12 +67,12 @@ static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame,
         return REPLY_MESSAGE;
     }
     *out_deliver = ep_rpc_client_call_end(call, NULL);
-    /* frames of a connection come one at a time: nothing else is being delivered */
+    /* frames of a connection come one at a time, so nothing else is being delivered */
     EP_ASSERT(*out_deliver);
     return REPLY_END;
 }
 
-/* Checks and unpacks what a good reply carries. */
+/* Checks and unpacks the content of a good reply. */
 static ep_err read_message(const ep_rpc_client_call *call, const ep_frame *frame, ep_buffer *buffer,
                            ep_rpc_budget *budget, ep_rpc_reply *reply, ep_error *out_error)
 {
@@ -80,7 +81,7 @@ static ep_err read_message(const ep_rpc_client_call *call, const ep_frame *frame
         ep_rpc_unpack(budget, call->method->method->output, buffer->data + EP_FRAME_FIXED_BYTES,
                       frame->header_bytes, &message, out_error);
     if (err == EP_ERR_INVALID_ARGUMENT) {
-        out_error->code = EP_ERR_PROTOCOL; /* the request was fine, the answer is not */
+        out_error->code = EP_ERR_PROTOCOL; /* the request was valid, the answer is not */
         err = EP_ERR_PROTOCOL;
     }
     if (err == EP_OK) {
@@ -92,7 +93,7 @@ static ep_err read_message(const ep_rpc_client_call *call, const ep_frame *frame
     return err;
 }
 
-/* One message of a stream, then the end if it came in between. */
+/* Delivers one message of a stream, and the end if the call ended meanwhile. */
 static void deliver_message(ep_rpc_client_call *call, const ep_rpc_reply *reply,
                             const ep_error *failure)
 {
@@ -118,12 +119,12 @@ static void deliver_message(ep_rpc_client_call *call, const ep_rpc_reply *reply,
     if (end_left) {
         ep_rpc_client_call_deliver_end(call, error.code != EP_OK ? &error : NULL);
         if (in_table) {
-            ep_rpc_client_call_unref(call); /* the table's, from end */
+            ep_rpc_client_call_unref(call); /* the table's reference, from the end */
         }
     }
 }
 
-/* The last frame of a call: its message, the plain end of its stream, or the peer's error. */
+/* Delivers the last frame of a call: its message, the end of its stream, or the peer's error. */
 static void deliver_last(ep_rpc_client_call *call, const ep_frame *frame, ep_buffer *buffer,
                          ep_rpc_budget *budget, ep_rpc_reply *reply, const ep_error *damage)
 {
@@ -202,7 +203,7 @@ static void credit_arrived(ep_rpc_client_link *link, const ep_frame *frame, cons
     ep_frame_credit credit;
     ep_error why;
     if (ep_rpc_payload_check(frame, buffer->data, link->link.payload_crc, &why) != EP_OK) {
-        ep_rpc_link_close(&link->link, &why); /* a lost grant could stop us for ever */
+        ep_rpc_link_close(&link->link, &why); /* a lost grant of credit could stop us for ever */
         return;
     }
     ep_frame_credit_decode(buffer->data + EP_FRAME_FIXED_BYTES, &credit);

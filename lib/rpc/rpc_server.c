@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The server object: services, listeners, the list of sessions, orderly end. */
+/* The server object: services, listeners, the list of sessions, orderly shutdown. */
 #include "rpc/rpc_server.h"
 
 #include <stdio.h>
@@ -10,14 +10,14 @@
 #include "rpc/rpc_limits.h"
 #include "transport/lane_accept.h"
 
-/* A share of the server's pool that a frame of frame_bytes always fits; without a limit there are
- * no shares. */
+/* Creates a share of the server's pool in which a frame of frame_bytes always fits. Without a limit
+ * on the pool there are no shares. */
 static ep_err create_share(ep_rpc_server *server, size_t sixteenths, size_t frame_bytes,
                            ep_buffer_pool **out_pool)
 {
     size_t limit = ep_buffer_pool_limit(server->common.pool);
     size_t share = limit / 16 * sixteenths;
-    /* as it came, and without what stood before it, or the reply */
+    /* room for two: the frame as it arrived, and the reply or (door) its copy without ids */
     size_t least = 2 * ep_buffer_class_bytes(frame_bytes);
     share = share > least ? share : least;
     return ep_buffer_pool_create_child(server->common.pool, share < limit ? share : limit,
@@ -32,7 +32,7 @@ static ep_err create_shares(ep_rpc_server *server)
     return err != EP_OK ? err : create_share(server, 4, frame_bytes, &server->door_pool);
 }
 
-/* Also of a server that is made in part. */
+/* Also frees a server that is created only in part. */
 static void server_free(ep_rpc_server *server)
 {
     ep_buffer_pool_destroy(server->hello_pool);
@@ -72,7 +72,8 @@ ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an RPC server");
     }
     ep_err err = ep_rpc_common_copy(&config->common, &server->common, out_error);
-    if (err == EP_OK && server->common.token[0] != 0) { /* ignored, the door would stand open */
+    /* if it were ignored, the server would be open to all */
+    if (err == EP_OK && server->common.token[0] != 0) {
         err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                            "a server judges by credentials, not by a token");
     }
@@ -152,8 +153,8 @@ ep_err ep_rpc_server_add_service(ep_rpc_server *server, ProtobufCService *servic
     return err;
 }
 
-/* True when the connection may become a session. Operators have places of their own: whoever fills
- * the service must not keep them out. *out_gone, with a reference: to be closed for it. */
+/* True when the connection may become a session. Operators have places of their own, so that a full
+ * service does not keep them out. *out_gone (a reference): a session to close to make room. */
 static bool admit(ep_rpc_server *server, const ep_rpc_listener *listener, const char *peer,
                   ep_rpc_session **out_gone)
 {
@@ -178,7 +179,7 @@ static bool admit(ep_rpc_server *server, const ep_rpc_listener *listener, const 
     return room;
 }
 
-/* One whose Hello comes just now is lost too, and dials again. */
+/* A session whose Hello is just arriving is closed too, and its peer dials again. */
 static void turn_away(ep_rpc_server *server, ep_rpc_session *taken_session)
 {
     ep_error why;
@@ -223,7 +224,7 @@ ep_err ep_rpc_server_listen(ep_rpc_server *server, const ep_lane_address *addres
     pthread_mutex_lock(&server->lock);
     bool room = server->listeners_count < EP_RPC_LISTENERS_MAX;
     size_t index = server->listeners_count;
-    if (room) { /* the place is kept while the lane binds */
+    if (room) { /* the place is reserved while the lane binds */
         server->listeners[index] = (ep_rpc_listener){.server = server, .roles = roles};
         server->listeners_count++;
     }
@@ -302,7 +303,8 @@ void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_st
     for (size_t i = 0; i < EP_REFUSALS_COUNT; i++) {
         out_stats->refused[i] = __atomic_load_n(&server->audit.refused[i], __ATOMIC_RELAXED);
     }
-    /* stays in the list; its reference is dropped without the lock, which its end takes */
+    /* The session stays in the list. Its reference is dropped without the lock, because its end
+     * takes the lock. */
     ep_rpc_session *held = NULL;
     for (ep_rpc_session *session = server->sessions; session != NULL; session = session->next) {
         uint64_t received = __atomic_load_n(&session->link.bytes_received, __ATOMIC_RELAXED);
@@ -341,8 +343,8 @@ static void close_listeners(ep_rpc_server *server)
     pthread_mutex_unlock(&server->lock);
     for (size_t i = 0; i < count; i++) {
         pthread_mutex_lock(&server->lock);
-        ep_listener *listener = server->listeners[i].listener; /* a session that says Hello
-                                                                  meanwhile offers it no more */
+        /* a session that gets Hello meanwhile must not offer it any more */
+        ep_listener *listener = server->listeners[i].listener;
         server->listeners[i].listener = NULL;
         pthread_mutex_unlock(&server->lock);
         if (listener != NULL) {
@@ -351,13 +353,13 @@ static void close_listeners(ep_rpc_server *server)
     }
 }
 
-/* A session that was not told yet, with a reference; NULL when all were. */
+/* A session that was not yet told to close, with a reference; NULL when all were. */
 static ep_rpc_session *next_to_close(ep_rpc_server *server)
 {
     ep_rpc_session *session;
     pthread_mutex_lock(&server->lock);
     for (session = server->sessions; session != NULL; session = session->next) {
-        /* one whose last reference is gone waits for our lock to leave the list */
+        /* a session without references waits for our lock to leave the list */
         if (!session->told_to_close && ep_rpc_link_try_ref(&session->link)) {
             session->told_to_close = true;
             break;

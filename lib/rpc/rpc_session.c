@@ -17,7 +17,7 @@ static ep_rpc_session *session_of_origin(ep_rpc_origin *origin)
 
 /* ---- Hello ---- */
 
-/* Makes a Hello reply frame from a message; NULL when out of memory. */
+/* Creates a Hello reply frame from a message; NULL when out of memory. */
 static ep_rpc_out *hello_reply(ep_rpc_session *session, uint64_t call_id, uint32_t status,
                                const ProtobufCMessage *message)
 {
@@ -42,8 +42,8 @@ static void refuse(ep_rpc_session *session, uint64_t call_id, const ep_error *wh
         hello_reply(session, call_id, ep_err_grpc_code(why->code), &fields.status.base), why);
 }
 
-/* The Hello in a frame the peer accepts: without models when it is too large with them; they can be
- * asked for. Errors: RESOURCE_EXHAUSTED (too large even so), NO_MEMORY. */
+/* Packs Hello into a frame that the peer accepts. If it is too large with the models, they are left
+ * out; the peer can ask for them. Errors: RESOURCE_EXHAUSTED (too large even so), NO_MEMORY. */
 static ep_err welcome_pack(ep_rpc_session *session, uint64_t call_id, Expertd__V1__Hello *hello,
                            ep_rpc_out **out_frame, ep_error *out_error)
 {
@@ -66,11 +66,11 @@ static ep_err welcome_pack(ep_rpc_session *session, uint64_t call_id, Expertd__V
             err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for the Hello reply");
         }
     }
-    hello->n_models = models; /* hello_free needs it */
+    hello->n_models = models; /* hello_free needs the count */
     return err;
 }
 
-/* Our Hello, with the listeners as lanes on offer and what the program adds. Errors: as
+/* Our Hello, with the listeners' URLs as lanes and what the program adds. Errors: as
  * welcome_pack. */
 static ep_err welcome_frame(ep_rpc_session *session, uint64_t call_id, bool payload_crc,
                             ep_rpc_out **out_frame, ep_error *out_error)
@@ -105,7 +105,7 @@ static ep_err welcome_frame(ep_rpc_session *session, uint64_t call_id, bool payl
     return err;
 }
 
-/* False: no memory. */
+/* Chooses the pool by role. False: no memory. */
 static bool choose_pool(ep_rpc_session *session, ep_rpc_role role)
 {
     ep_rpc_server *server = session->server;
@@ -114,7 +114,7 @@ static bool choose_pool(ep_rpc_session *session, ep_rpc_role role)
         return true;
     }
     pthread_mutex_lock(&server->lock);
-    /* of shared memory it is a process's */
+    /* the peer of shared memory is a process, not an address */
     const char *address = session->is_shm ? "this host" : session->origin.peer;
     session->host = ep_rpc_hosts_enter(&server->hosts, address, &session->origin.pool);
     pthread_mutex_unlock(&server->lock);
@@ -163,7 +163,7 @@ static void audit_hello(ep_rpc_session *session, const Expertd__V1__Hello *hello
     ep_rpc_audit_refused(&session->server->audit, refusal, &event);
 }
 
-/* The first frame. Whatever is not a Hello request closes without an answer. */
+/* Handles the first frame. Anything but a Hello request closes the connection without an answer. */
 static void first_frame(ep_rpc_session *session, const ep_frame *frame, const ep_buffer *buffer)
 {
     ep_rpc_server *server = session->server;
@@ -203,7 +203,7 @@ static void first_frame(ep_rpc_session *session, const ep_frame *frame, const ep
         }
         if (err != EP_OK) {
             audit_hello(session, hello, refusal, &why);
-            /* which closes too when there is no memory for it */
+            /* this also closes the connection when there is no memory for the frame */
             refuse(session, frame->call_id, &why);
         }
     }
@@ -224,14 +224,15 @@ static ep_rpc_call **find_locked(ep_rpc_session *session, uint64_t id)
     return at;
 }
 
-/* What the peer should be told it may send; 0 when nothing is due. */
+/* The credit to announce to the peer; 0 when none is due. */
 static uint64_t credit_due_locked(ep_rpc_session *session)
 {
     const ep_rpc_limits *limits = &session->server->common.limits;
     uint64_t grant = limits->credit_bytes + session->answered_bytes;
     uint64_t progress = grant - session->announced_bytes;
     uint64_t headroom = session->announced_bytes - session->received_bytes;
-    /* The peer may wait for room for one whole frame: below that it must hear of progress. */
+    /* The peer may be waiting for room for one whole frame: with less, it must be told of new
+     * credit. */
     uint64_t frame_bytes = limits->frame_bytes_max < limits->credit_bytes ? limits->frame_bytes_max
                                                                           : limits->credit_bytes;
     uint64_t low = limits->credit_bytes / 2 > frame_bytes ? limits->credit_bytes / 2 : frame_bytes;
@@ -250,7 +251,8 @@ static void send_credit(ep_rpc_session *session, uint64_t bytes)
     if (ep_rpc_out_create(session->origin.pool, EP_FRAME_CREDIT_BYTES, NULL, &out) != EP_OK) {
         ep_error why;
         ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for a credit frame");
-        ep_rpc_link_close(&session->link, &why); /* without it the peer would wait for ever */
+        /* without new credit the peer would wait for ever */
+        ep_rpc_link_close(&session->link, &why);
         return;
     }
     ep_frame_credit_encode(&(ep_frame_credit){.bytes = bytes}, out->header);
@@ -258,7 +260,7 @@ static void send_credit(ep_rpc_session *session, uint64_t bytes)
     ep_rpc_link_send_reply(&session->link, out);
 }
 
-/* Takes a finished call out, returns its credit and tells the peer when it is due. */
+/* Removes a finished call, returns its credit, and announces credit to the peer when it is due. */
 static void origin_remove(ep_rpc_origin *origin, ep_rpc_call *call)
 {
     ep_rpc_session *session = session_of_origin(origin);
@@ -279,13 +281,13 @@ static void origin_reply(ep_rpc_origin *origin, ep_rpc_out *taken_out, const ep_
 {
     ep_rpc_link *link = &session_of_origin(origin)->link;
     if (taken_out == NULL) {
-        ep_rpc_link_close(link, why); /* the peer must not wait for ever */
+        ep_rpc_link_close(link, why); /* otherwise the peer would wait for ever */
     } else {
         ep_rpc_link_send_reply(link, taken_out);
     }
 }
 
-/* The reply that follows is dropped. */
+/* The reply that follows is dropped, since this closes the connection. */
 static void origin_misbehaved(ep_rpc_origin *origin, const ep_error *why)
 {
     ep_rpc_link_close(&session_of_origin(origin)->link, why);
@@ -301,8 +303,8 @@ static const ep_rpc_origin_ops origin_ops = {.reply = origin_reply,
                                              .remove = origin_remove,
                                              .unref = origin_unref};
 
-/* Enters a request's call. Errors: PROTOCOL (credit overrun, id in use): the connection is to be
- * closed. */
+/* Registers a request's call. Errors: PROTOCOL (credit overrun, id in use): close the
+ * connection. */
 static ep_err enter(ep_rpc_session *session, ep_rpc_call *call, uint32_t *out_calls,
                     ep_error *out_error)
 {
@@ -339,7 +341,7 @@ static void take_request(ep_rpc_session *session, const ep_frame *frame, ep_buff
         ep_rpc_link_close(&session->link, &why);
         return;
     }
-    ep_rpc_link_ref(&session->link); /* the call's */
+    ep_rpc_link_ref(&session->link); /* the call's reference */
     if (enter(session, call, &calls, &why) != EP_OK) {
         ep_rpc_link_close(&session->link, &why);
         ep_rpc_call_unref(call);
@@ -383,7 +385,7 @@ static void session_frame(ep_rpc_link *link, const ep_frame *frame, ep_buffer *t
     ep_buffer_unref(taken_buffer);
 }
 
-/* Any call that was not cancelled yet, with a reference. */
+/* Any call that is not cancelled yet, with a reference. */
 static ep_rpc_call *next_to_cancel(ep_rpc_session *session)
 {
     pthread_mutex_lock(&session->link.lock);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* message Status and ep_error, one made from the other. */
+/* Converts between message Status and ep_error. */
 #include "rpc/rpc_status.h"
 
 #include <stdio.h>
@@ -49,7 +49,7 @@ void ep_rpc_status_read(ep_buffer_pool *pool, uint32_t grpc_code, const uint8_t 
         const Expertd__V1__Status *status = (const Expertd__V1__Status *)message;
         ep_err code = ep_err_from_wire(status->reason, grpc_code);
         if (code == EP_OK || ep_err_grpc_code(code) != grpc_code) {
-            /* the frame's code decides when the two disagree */
+            /* the frame's code decides when they disagree */
             code = ep_err_from_wire(0, grpc_code);
         }
         ep_error_set(out_error, code, "%s",

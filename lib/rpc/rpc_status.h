@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* message Status and ep_error, one made from the other. */
+/* Converts between message Status and ep_error. */
 #ifndef EP_RPC_RPC_STATUS_H
 #define EP_RPC_RPC_STATUS_H
 
@@ -9,7 +9,7 @@
 #include "common.pb-c.h"
 #include "rpc/rpc_budget.h"
 
-/* Room for a Status on the stack; status points into it and into error, which must outlive it. */
+/* Room for a Status on the stack. status points into it and into error, which must outlive it. */
 typedef struct ep_rpc_status_fields {
     Expertd__V1__Status status;
     Expertd__V1__Epoch epoch;
@@ -21,11 +21,11 @@ static inline char *ep_rpc_unconst(const char *text)
     return (char *)(uintptr_t)text;
 }
 
-/* error may be NULL: then only the code and its fixed sentence. */
+/* error may be NULL: then only the code and its fixed sentence are filled in. */
 void ep_rpc_status_fill(ep_err code, const ep_error *error, ep_rpc_status_fields *out_fields);
 
-/* Reads a packed Status. Never fails: undecodable bytes give the frame's gRPC code. code is never
- * EP_OK when grpc_code is not 0. */
+/* Reads a packed Status. Never fails: bytes that cannot be decoded give the frame's gRPC code. code
+ * is never EP_OK when grpc_code is not 0. */
 void ep_rpc_status_read(ep_buffer_pool *pool, uint32_t grpc_code, const uint8_t *data, size_t bytes,
                         ep_error *out_error);
 
