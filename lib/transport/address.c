@@ -15,8 +15,8 @@ bool ep_url_has_scheme(const char *url, const char *scheme)
     return strncmp(url, scheme, n) == 0 && strncmp(url + n, "://", 3) == 0;
 }
 
-/* Of digits alone. Another host than the one before the colon would be dialed otherwise:
- * "127.0.0.1:1@b". */
+/* Digits only: a port like "1@b" in "127.0.0.1:1@b" would make another host be dialled than the one
+ * before the colon. */
 static bool is_number(const char *text)
 {
     return text[0] != 0 && strspn(text, "0123456789") == strlen(text);
@@ -45,8 +45,8 @@ bool ep_address_is_loopback(const char *address)
            (size_t)used == bytes && a == 127;
 }
 
-/* Where the host begins, without brackets; its length. *out_port: behind the colon. NULL: there is
- * no port. */
+/* Where the host begins, without brackets; its length. *out_port: the text behind the colon. NULL:
+ * there is no port. */
 static const char *find_host(const char *url, size_t *out_bytes, const char **out_port)
 {
     const char *scheme = strstr(url, "://");
@@ -114,13 +114,13 @@ ep_err ep_address_read_stream(const ep_lane_address *address, bool allows_tls, e
 #define HOST_BYTES 256
 #define NAME_CHARACTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
 
-/* Bits of the address, 32 or 128; 0: text is none. */
+/* Number of bits of the address, 32 or 128; 0: text is no address. */
 static unsigned read_ip(const char *text, uint8_t out[16])
 {
     return inet_pton(AF_INET, text, out) == 1 ? 32 : inet_pton(AF_INET6, text, out) == 1 ? 128 : 0;
 }
 
-/* Bits of the rule's addresses, of which the first *out_fixed count; 0: it is no prefix. */
+/* Number of bits of the rule's address, the first *out_fixed of which count; 0: it is no prefix. */
 static unsigned read_prefix(const char *rule, uint8_t out[16], unsigned *out_fixed)
 {
     char text[HOST_BYTES];
@@ -146,7 +146,7 @@ static bool is_name(const char *text)
 {
     const char *dot = strrchr(text, '.');
     const char *last = dot != NULL ? dot + 1 : text;
-    /* No address that is written badly: "10.300.0.0". */
+    /* A name must not end in a number: "10.300.0.0" is a wrong address. */
     return last[0] != 0 && strspn(text, NAME_CHARACTERS) == strlen(text) && !is_number(last);
 }
 
@@ -184,7 +184,7 @@ ep_err ep_address_for_dial(const char *url, const ep_tls_config *tls, bool guard
     bool has_tls = tls != NULL && tls->ca_file != NULL;
     *out_address = (ep_lane_address){.url = url, .tls = has_tls && !is_inside ? tls : NULL};
     if (is_inside || ep_url_has_scheme(url, "tls+tcp")) {
-        return EP_OK; /* without TLS settings the lane says which are missing */
+        return EP_OK; /* the lane names the missing TLS settings */
     }
     if (has_tls) {
         return ep_error_set(out_error, EP_ERR_PERMISSION_DENIED,

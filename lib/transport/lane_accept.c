@@ -40,7 +40,7 @@ void ep_accept_count_remove(ep_accept_count *count)
     }
 }
 
-/* Lowers connections_max so that some descriptors stay free for the rest of the program; says so
+/* Lowers connections_max so that some descriptors stay free for the rest of the program; logs it
  * once. */
 static void leave_descriptors(ep_lane_limits *limits, const char *url)
 {
@@ -89,7 +89,7 @@ ep_err ep_lane_listen(const ep_lane_ops *lane, const ep_lane_address *address,
     pthread_mutex_init(&listener->lock, NULL);
     pthread_cond_init(&listener->changed, NULL);
     ep_lane_hold();
-    *out_listener = &listener->base; /* on_accept may need it */
+    *out_listener = &listener->base; /* on_accept may use it */
     err = lane->listen(&listener->base, address, out_error);
     if (err != EP_OK) {
         *out_listener = NULL;
@@ -156,7 +156,7 @@ void ep_lane_listener_set_port(ep_lane_listener *listener, int port)
 
 /* ---- strangers ---- */
 
-#define SPARE 64 /* connections that are still closing */
+#define SPARE 64 /* room for connections that are still closing */
 #define STRANGERS_MIN 16u
 
 uint32_t ep_accept_places(ep_lane_limits *limits, const char *url)

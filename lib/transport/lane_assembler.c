@@ -8,8 +8,9 @@
 #include "base/path_count.h"
 #include "transport/lane_common.h"
 
-#define AHEAD_BYTES_MIN 4096 /* smaller frames are cheaper to copy than to receive one by one */
-/* so many smaller frames in a row, and the expectation follows them */
+/* copying smaller frames is cheaper than receiving them one by one */
+#define AHEAD_BYTES_MIN 4096
+/* after this many smaller frames in a row, less is expected */
 #define SMALLER_COUNT_MAX 8
 
 ep_err ep_assembler_init(ep_assembler *a, bool receives_ahead)
@@ -52,7 +53,7 @@ void ep_assembler_rest(ep_assembler *a)
         drop_ahead(a);
     }
     if (a->frame != NULL && a->frame->charged_bytes > EP_BUFFER_ARRIVING_BYTES) {
-        /* only ever less: what a peer announced and did not send */
+        /* never more than before: gives back the charge for bytes announced but not sent */
         (void)ep_buffer_recharge(a->frame, a->frame_have_bytes);
     }
 }
@@ -76,7 +77,7 @@ void ep_assembler_read_noted(const ep_assembler *a, ep_conn_receiving *out_recei
     out_receiving->begun_bytes = __atomic_load_n(&a->begun_bytes, __ATOMIC_RELAXED);
 }
 
-/* So much of it may be written. */
+/* How much of the buffer may be written. */
 static size_t paid_bytes(const ep_buffer *frame)
 {
     return frame->charged_bytes < frame->bytes ? frame->charged_bytes : frame->bytes;
@@ -93,10 +94,10 @@ unsigned ep_assembler_room(ep_assembler *a, const ep_lane_limits *limits,
         out_iovs[count++] =
             (struct iovec){.iov_base = a->frame->data + a->frame_have_bytes, .iov_len = room};
         if (room < a->frame->bytes - a->frame_have_bytes) {
-            return count; /* the staging memory is for what follows the frame */
+            return count; /* the staging memory takes what follows the frame */
         }
     } else if (!large || staged_unread(a) > 0) {
-        drop_ahead(a); /* it is empty, and what comes goes behind what is staged */
+        drop_ahead(a); /* it is empty, and new bytes must come after the staged ones */
     } else {
         a->staged_begin = 0;
         a->staged_end = 0;
@@ -109,7 +110,8 @@ unsigned ep_assembler_room(ep_assembler *a, const ep_lane_limits *limits,
                 (struct iovec){.iov_base = a->ahead->data, .iov_len = a->expected_bytes};
         }
     }
-    if (large && count > 0) { /* the next prefix is enough: its frame then gets the rest in place */
+    /* room for the next prefix is enough: its frame then receives the rest in place */
+    if (large && count > 0) {
         staging = staging < limits->prefix_bytes ? staging : limits->prefix_bytes;
     }
     out_iovs[count++] = (struct iovec){.iov_base = a->staging + a->staged_end, .iov_len = staging};
@@ -131,7 +133,7 @@ void ep_assembler_received(ep_assembler *a, size_t bytes)
     a->staged_end += bytes;
 }
 
-/* Takes up to bytes of what is unread, in order. Returns how many. */
+/* Takes up to bytes of the unread bytes, in order. Returns how many. */
 static size_t take_unread(ep_assembler *a, uint8_t *out, size_t bytes)
 {
     size_t first = ahead_unread(a) < bytes ? ahead_unread(a) : bytes;
@@ -145,8 +147,8 @@ static size_t take_unread(ep_assembler *a, uint8_t *out, size_t bytes)
     return first + second;
 }
 
-/* Everything unread to the front of the staging memory, when it fits: the next receive then has
- * room. */
+/* Moves all unread bytes to the front of the staging memory, when they fit, so that the next
+ * receive has room. */
 static void unread_to_front(ep_assembler *a)
 {
     size_t first = ahead_unread(a);
@@ -163,7 +165,7 @@ static void unread_to_front(ep_assembler *a)
     a->staged_end = first + second;
 }
 
-/* The next frame's length, checked. */
+/* The checked length of the next frame. */
 static ep_err read_length(const ep_assembler *a, const ep_lane_limits *limits, bool large_allowed,
                           const char *peer, size_t *out_bytes, ep_error *out_error)
 {
@@ -179,7 +181,7 @@ static ep_err read_length(const ep_assembler *a, const ep_lane_limits *limits, b
     return ep_lane_frame_length(limits, large_allowed, prefix, peer, out_bytes, out_error);
 }
 
-/* The frame's buffer, with what has arrived of it. */
+/* Gets the frame's buffer, with what has arrived of the frame. */
 static ep_assembler_step begin_frame(ep_assembler *a, const ep_lane_limits *limits, size_t bytes)
 {
     bool keeps_ahead = ahead_unread(a) > 0 && a->ahead_begin == 0 && a->ahead_end <= bytes &&
@@ -197,10 +199,10 @@ static ep_assembler_step begin_frame(ep_assembler *a, const ep_lane_limits *limi
     } else if (ep_buffer_acquire_arriving(limits->pool, bytes, ahead_unread(a) + staged_unread(a),
                                           &a->frame) != EP_OK) {
         unread_to_front(a);
-        ep_assembler_rest(a); /* its memory may be what is missing */
+        ep_assembler_rest(a); /* releases memory that the pool may need for the frame */
         return EP_ASSEMBLER_NO_MEMORY;
     }
-    /* What is unread is paid for: the first charge is several times as much. */
+    /* The unread bytes are covered by the first charge, which is several times as much. */
     size_t copied =
         take_unread(a, a->frame->data + a->frame_have_bytes, bytes - a->frame_have_bytes);
     ep_path_count(EP_PATH_LANE, copied);
@@ -229,7 +231,7 @@ ep_assembler_step ep_assembler_next(ep_assembler *a, const ep_lane_limits *limit
         *out_frame = a->frame;
         return step;
     }
-    if (a->frame_have_bytes < a->frame->bytes) { /* then everything unread is in it */
+    if (a->frame_have_bytes < a->frame->bytes) { /* all unread bytes are then in the frame */
         a->staged_begin = 0;
         a->staged_end = 0;
         bool paid = a->frame_have_bytes < paid_bytes(a->frame) ||

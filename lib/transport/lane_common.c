@@ -12,7 +12,7 @@
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t dropped; /* the last hold went */
+    pthread_cond_t dropped; /* the last object was dropped */
     uint64_t held;
 } holds = {.lock = PTHREAD_MUTEX_INITIALIZER, .dropped = PTHREAD_COND_INITIALIZER};
 
@@ -165,7 +165,7 @@ unsigned ep_send_queue_gather(const ep_send_queue *queue, bool patient, unsigned
             if (count == iovs_max) {
                 return count;
             }
-            /* who sends reads only; iovec has no const */
+            /* senders only read, but iovec has no const */
             out_iovs[count++] = (struct iovec){.iov_base = (uint8_t *)(uintptr_t)part->data + skip,
                                                .iov_len = part->bytes - skip};
             *out_bytes += part->bytes - skip;
@@ -206,7 +206,7 @@ ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg,
     sigset_t all;
     sigset_t before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* a new thread inherits the mask */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* so that the new thread inherits the mask */
     int failed = pthread_create(out_thread, NULL, func, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failed != 0) {

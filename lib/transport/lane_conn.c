@@ -94,7 +94,7 @@ ep_send *ep_lane_conn_advance(ep_lane_conn *conn, size_t bytes, const ep_send *m
     return whole;
 }
 
-/* Takes all of queue under the lock and calls their done() without it. */
+/* Takes all sends out of queue under the lock and calls their done() without it. */
 static void end_sends(ep_lane_conn *conn, ep_send_queue *queue, ep_err result)
 {
     pthread_mutex_lock(conn->lock);
@@ -222,7 +222,7 @@ void ep_conn_start(ep_conn *base, const ep_conn_handler *handler)
     pthread_mutex_unlock(conn->lock);
 }
 
-/* Lock held. False: it is closing. */
+/* Lock held. False: it was closing already. */
 static bool begin_close(ep_lane_conn *conn)
 {
     ep_error closed;
@@ -284,10 +284,10 @@ void ep_conn_release(ep_conn *base)
     conn->released = true;
     begin_close(conn);
     if (!conn->over) {
-        conn->wake(conn); /* one that waited for a handler goes on to its end */
+        conn->wake(conn); /* a connection that waited for a handler can end now */
     }
     pthread_mutex_unlock(conn->lock);
-    ep_lane_conn_unref(conn); /* the owner's, so it was there until here */
+    ep_lane_conn_unref(conn); /* the owner's reference; it kept conn alive until here */
 }
 
 void ep_conn_allow_large(ep_conn *base, ep_buffer_pool *pool)

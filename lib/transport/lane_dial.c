@@ -33,7 +33,7 @@ ep_err ep_lane_dial_begin(const ep_lane_ops *lane, const ep_lane_address *addres
     dial->forks = ep_lane_forks();
     snprintf(dial->url, sizeof(dial->url), "%s", address->url);
     ep_lane_hold();
-    *out_dial = &dial->base; /* on_dial may need it */
+    *out_dial = &dial->base; /* on_dial may use it */
     err = lane->dial(&dial->base, address, out_error);
     if (err != EP_OK) {
         *out_dial = NULL;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A dial as all lanes have it: one result, told once, whoever is quicker, the lane or the owner who
- * gives up. A lane's dial has this as its first member and brings what connects.
+ * The part of a dial that all lanes share: it has one result, reported once: the lane's, or a
+ * cancel by the owner, whichever comes first. A lane's dial has this as its first member and adds
+ * what connects.
  *
  * Threads  any.
  */
@@ -20,17 +21,17 @@ typedef enum ep_lane_dial_state {
 
 typedef struct ep_lane_dial {
     ep_dial base;
-    /* Lock held: the owner gave up. The lane ends what is under way; NULL: it looks by itself. */
+    /* Lock held: the owner cancelled, so the lane ends what is running. NULL: the lane polls. */
     void (*cancel)(struct ep_lane_dial *dial);
     ep_lane_limits limits;
     ep_dial_func on_dial;
     void *arg;
     char url[EP_ADDRESS_BYTES];
     uint32_t forks; /* ep_lane_forks of the process that began it */
-    uint32_t refs;  /* atomic: its owner and the lane */
+    uint32_t refs;  /* atomic: those of the owner and the lane */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    /* guarded by lock */
+    /* the fields below are guarded by lock */
     ep_lane_dial_state state;
     pthread_t runner; /* while on_dial runs */
 } ep_lane_dial;
@@ -38,9 +39,9 @@ typedef struct ep_lane_dial {
 void ep_lane_dial_ref(ep_lane_dial *dial);
 void ep_lane_dial_unref(ep_lane_dial *dial);
 bool ep_lane_dial_is_cancelled(ep_lane_dial *dial);
-/* The lane's result, conn or the reason. A connection that comes too late is released. */
+/* Reports the lane's result, conn or an error. One that comes after a cancel is released. */
 void ep_lane_dial_report(ep_lane_dial *dial, ep_conn *taken_conn, const ep_error *error);
-/* The lane is through with it, after its report. */
+/* The lane has finished with the dial, after its report. */
 void ep_lane_dial_over(ep_lane_dial *dial);
 
 #endif

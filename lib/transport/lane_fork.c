@@ -17,8 +17,8 @@
 static struct {
     pthread_mutex_t lock;
     pthread_once_t once;
-    void (*forget[LANES_MAX + 1])(void); /* up to a NULL */
-    uint64_t *open;                      /* bits by number */
+    void (*forget[LANES_MAX + 1])(void); /* ended by NULL */
+    uint64_t *open;                      /* a bit for each descriptor number */
     size_t words;
     uint32_t forks; /* atomic */
 } known = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
@@ -50,8 +50,8 @@ static void after_fork_in_child(void)
 
 static void hook(void)
 {
-    /* Refused for want of memory alone: then a child holds them, as it does over nng, and the peers
-     * see the parent's end by its silence. */
+    /* This fails only for lack of memory. A child then keeps the descriptors, as it does with nng,
+     * and peers notice the parent's end by its silence. */
     (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
@@ -88,7 +88,7 @@ void ep_lane_fd_begin(void)
     pthread_mutex_lock(&known.lock);
 }
 
-/* Lock held. Makes room for this number; false: no memory. */
+/* Lock held. Makes room for this word; false: no memory. */
 static bool grow(size_t word)
 {
     const size_t words = 2 * word + 16;
@@ -116,7 +116,7 @@ int ep_lane_fd_end(int taken_fd)
     return taken_fd;
 }
 
-/* Lock held. False: it is not known. */
+/* Lock held. False: it is not registered. */
 static bool forget_fd_locked(int fd)
 {
     const size_t word = (size_t)fd / WORD_BITS;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a forked child must not keep of its parent's lanes. Their descriptors are known by number
- * from the moment they exist, since fork waits for the lock that they are made under; a child that
- * held a socket would hide its parent's end from the peer.
+ * Closes in a forked child what it must not keep of its parent's lanes. A child that held a socket
+ * would hide its parent's end from the peer. Descriptors are known here from the moment they exist:
+ * they are created under a lock that fork waits for.
  *
  * Threads  any.
  */
@@ -12,29 +12,29 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Before anything that a child has to forget: from then on a child closes the descriptors that are
- * known here, and nothing is held in it (ep_lane_hold). May be called again. */
+/* Call before anything that a child must forget. From then on, a child closes the descriptors known
+ * here, and its count of ep_lane_hold is 0. May be called again. */
 void ep_lane_fork_watch(void);
-/* Before a lane's first descriptor and thread: the same, and a child calls forget, which lets the
- * lane begin anew. May be called again; each forget is kept once. */
+/* Call before a lane's first descriptor and thread. Does what ep_lane_fork_watch does; in a child
+ * also calls forget, so that the lane can start anew there. May be called again; each forget is
+ * stored once. */
 void ep_lane_fork_hook(void (*forget)(void));
-/* How many forks there were from the process that loaded the library down to this one. */
+/* The number of forks between the process that loaded the library and this one. */
 uint32_t ep_lane_forks(void);
-/* An object that was made at this number is this process's. An ancestor's does not work here: its
- * descriptors are other files', and a thread that is not there may have held its lock. Nothing of
- * it is touched. */
+/* Whether an object created at this number of forks belongs to this process. An ancestor's object
+ * cannot be used: its descriptors may belong to other files now, and a thread that does not exist
+ * here may have held its lock. Nothing of it may be touched. */
 bool ep_lane_is_ours(uint32_t forks);
 
-/* Makes a descriptor known from the moment it exists. call makes it, and must not wait: a fork
- * waits for it. -1 with errno. */
+/* Registers a descriptor from the moment it exists. call creates it and must not wait, because a
+ * fork waits for it. -1 with errno. */
 #define EP_LANE_FD(call) (ep_lane_fd_begin(), ep_lane_fd_end(call))
 void ep_lane_fd_begin(void);
 int ep_lane_fd_end(int taken_fd);
-/* Closes a descriptor that is known. Any other number is left alone: in a child it is another
- * file's. */
+/* Closes a registered descriptor. Ignores other numbers: in a child they may be other files. */
 void ep_lane_fd_close(int fd);
-/* The same without closing it: the caller does, since its close may wait. A child forked before
- * that has it. */
+/* Unregisters a descriptor that the caller then closes, since that close may wait. A child forked
+ * in between keeps it. */
 void ep_lane_fd_forget(int fd);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Jobs of a lane, embedded in their owners: a list of those to run, one of those that wait for
- * their time, and a thread that runs both for lanes that watch no descriptors.
+ * Jobs of a lane, embedded in their owners: a list of jobs to run, a list of jobs that wait for
+ * their time, and a thread that runs both, for lanes that watch no descriptors.
  *
  * Threads  lists: under their owner's lock. A worker: any, but _stop not from a job.
  */
@@ -18,30 +18,31 @@ typedef struct ep_lane_job {
     bool queued;
     bool waiting; /* for due_ns */
     uint64_t due_ns;
-} ep_lane_job; /* queued, or waiting, not both */
+} ep_lane_job; /* may be queued or waiting, not both */
 
-/* In the order they were pushed. */
+/* Jobs in the order in which they were pushed. */
 typedef struct ep_lane_jobs {
     ep_lane_job *head;
     ep_lane_job *tail;
 } ep_lane_jobs;
 
-/* False: it is there already, and then runs once for both. */
+/* False: it was queued already, and runs only once. */
 bool ep_lane_jobs_push(ep_lane_jobs *jobs, ep_lane_job *job);
 /* NULL: none. */
 ep_lane_job *ep_lane_jobs_pop(ep_lane_jobs *jobs);
 
-/* Those that wait, in any order: only what is short of memory or descriptors is there. */
+/* Adds to the waiting jobs, in no order. The list is short: only jobs that lack memory or
+ * descriptors wait. */
 void ep_lane_later_add(ep_lane_job **later, ep_lane_job *job, uint64_t due_ns);
-/* No-op when it does not wait. */
+/* Does nothing when the job does not wait. */
 void ep_lane_later_remove(ep_lane_job **later, ep_lane_job *job);
-/* Takes one that is due. NULL: none; *out_next_ns: when the next is. */
+/* Removes a job that is due. NULL: none; *out_next_ns tells when the next one is. */
 ep_lane_job *ep_lane_later_take(ep_lane_job **later, uint64_t now_ns, uint64_t *out_next_ns);
 
 typedef struct ep_lane_worker {
     const char *name; /* of the thread, up to 15 characters */
     pthread_mutex_t lock;
-    pthread_cond_t work; /* a job was pushed, or stop */
+    pthread_cond_t work; /* a job was pushed, or the worker must stop */
     pthread_t thread;
     bool running;
     bool stopping;
@@ -55,11 +56,11 @@ typedef struct ep_lane_worker {
 
 /* Starts the thread unless it runs. Errors: IO. */
 ep_err ep_lane_worker_start(ep_lane_worker *worker, ep_error *out_error);
-/* Runs the job soon, also one that waits. False: it was there already. Needs a started worker. */
+/* Runs the job soon, also one that waits. False: it was queued already. Needs a started worker. */
 bool ep_lane_worker_push(ep_lane_worker *worker, ep_lane_job *job);
-/* Runs it then. False: it was there already. */
+/* Runs the job at due_ns. False: it was queued or waiting already. */
 bool ep_lane_worker_push_later(ep_lane_worker *worker, ep_lane_job *job, uint64_t due_ns);
-/* Nothing is pushed any more: ends the thread. */
+/* Ends the thread. Nothing may be pushed any more. */
 void ep_lane_worker_stop(ep_lane_worker *worker);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The list of lanes, and which of them serves a URL. tcp:// has two: its program says which, else
- * the environment, else it is uv. No lane needs this file.
+ * The list of lanes, and which one serves a URL. tcp:// has two: the program chooses, else the
+ * environment, else it is uv. No lane needs this file.
  */
 #include "transport/transport.h"
 
@@ -18,13 +18,13 @@
 #define BUSY_POLL_US_MAX 100000
 #define FINI_WAIT_MS 5000
 
-/* Of two for one scheme the first, but for uv where nng was chosen. */
+/* If two serve a scheme, the first is used; nng instead of uv if chosen. */
 static const ep_lane_ops *const lanes[] = {&ep_loopback_lane, &ep_shm_lane, &ep_uv_stream_lane,
                                            &ep_nng_stream_lane};
 static const ep_lane_ops *registered; /* atomic */
 
 static bool by_nng; /* atomic */
-static bool chosen; /* atomic: by the program */
+static bool chosen; /* atomic: the program has chosen */
 
 static bool is_by_nng(void)
 {
@@ -118,7 +118,7 @@ ep_err ep_lane_check_fork(const char *url, ep_error *out_error)
 void ep_transport_fini(void)
 {
     if (!ep_lane_wait_dropped(FINI_WAIT_MS)) {
-        return; /* the threads stay: they may yet be needed */
+        return; /* keep the threads: they may still be needed */
     }
     for (size_t i = 0; i < EP_ARRAY_COUNT(lanes); i++) {
         if (lanes[i]->fini != NULL) {

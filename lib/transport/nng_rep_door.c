@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SP's REP over the stream lane: connections, slots, the waiting line. */
+/* SP's REP over the stream lane: connections, slots, the queue of waiting requests. */
 #include "transport/nng_rep_door.h"
 
 #include <endian.h>
@@ -18,14 +18,15 @@
 #define SP_PREFIX_BYTES 8
 #define SP_IDS_BYTES_MAX 64 /* request id and up to 15 hops */
 #define SP_ID_BYTES 4
-#define OVERSIZE_BYTES 4096 /* above frame_bytes_max: still read, so that the caller is told */
+/* how much longer than frame_bytes_max a message may be to still get an answer */
+#define OVERSIZE_BYTES 4096
 #define WAITING_PER_SLOT 4
-#define LOOK_MS 500u /* at all connections */
+#define LOOK_MS 500u /* how often all connections are checked */
 #define SLOW_LOOKS_MAX 4u
-/* clients dial when they start, and ask when somebody asks them */
+/* clients dial at their start, but send a request only when they have one */
 #define FIRST_REQUEST_MS 30000u
 #define IDLE_MS 300000u
-#define LAST_SEND_WAIT_NS (250 * EP_NS_PER_MS) /* for replies on their way when the door closes */
+#define LAST_SEND_WAIT_NS (250 * EP_NS_PER_MS) /* for replies being sent when the door closes */
 
 static const uint8_t sp_request_hello[SP_PREFIX_BYTES] = {0, 'S', 'P', 0, 0, SP_PROTOCOL_REQ, 0, 0};
 static const uint8_t sp_reply_hello[SP_PREFIX_BYTES] = {0, 'S', 'P', 0, 0, SP_PROTOCOL_REP, 0, 0};
@@ -34,26 +35,26 @@ typedef struct rep_conn {
     ep_nng_rep_door *door;
     ep_conn *conn;
     char peer[EP_ADDRESS_BYTES];
-    bool hello_done; /* touched by its lane thread; atomic for the door's */
+    bool hello_done; /* written by its lane thread; atomic for the door's thread */
     uint64_t accepted_ns;
-    uint64_t request_ns; /* atomic: when the newest request came; 0: none did */
+    uint64_t request_ns; /* atomic: when the last request arrived; 0: none has */
     ep_send hello_send;
-    /* under door->lock */
-    uint32_t refs; /* the lane's, one per slot that it holds, one per send of ours */
+    /* the fields below are under door->lock */
+    uint32_t refs; /* those of the lane, of each slot with a request of it, and of each send */
     uint32_t waiting;
-    uint32_t slow_looks; /* in a row that found its message too slow */
+    uint32_t slow_looks; /* how many checks in a row found its message too slow */
     bool turned_away;
     bool closed;
     struct rep_conn *next;
     struct rep_conn *previous;
 } rep_conn;
 
-/* A request that was read. */
+/* A request as received. */
 typedef struct rep_request {
     rep_conn *from;
     uint8_t ids[SP_IDS_BYTES_MAX];
     size_t ids_bytes;
-    ep_buffer *bytes; /* NULL: error says why */
+    ep_buffer *bytes; /* NULL: error is the reason */
     ep_error error;
     struct rep_request *next;
 } rep_request;
@@ -75,14 +76,15 @@ typedef struct rep_send {
 struct ep_nng_rep_door {
     ep_nng_rep_limits limits;
     ep_lane_limits lane_limits;
-    uint32_t places; /* for connections that are not being closed */
+    uint32_t places; /* the limit of connections that are not being closed */
     ep_nng_rep_handler handler;
     ep_listener *listener;
     char url[EP_ADDRESS_BYTES];
-    pthread_t thread; /* starts requests that waited, and turns away who takes room for nothing */
+    /* starts waiting requests, and closes connections that use their place for nothing */
+    pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t work; /* for the thread */
-    pthread_cond_t idle; /* something ended */
+    pthread_cond_t work; /* wakes the thread */
+    pthread_cond_t idle; /* signalled when something ended */
     rep_slot *slots;
     uint32_t slots_used;
     ep_nng_rep_ticket last_ticket;
@@ -90,7 +92,7 @@ struct ep_nng_rep_door {
     rep_request *last;
     size_t waiting_bytes;
     rep_conn *conns;
-    uint32_t notices; /* callbacks that run without a slot */
+    uint32_t notices; /* callbacks running for requests without a slot */
     bool stopping;
     ep_nng_rep_stats stats;
 };
@@ -100,7 +102,8 @@ struct ep_nng_rep_door {
 static ep_err sp_frame_bytes(const uint8_t *prefix, size_t *out_frame_bytes, ep_error *out_error)
 {
     uint64_t length;
-    if (memcmp(prefix, sp_request_hello, 4) == 0) { /* as a length it would be 23 petabytes */
+    /* read as a length this would be 23 petabytes */
+    if (memcmp(prefix, sp_request_hello, 4) == 0) {
         *out_frame_bytes = SP_PREFIX_BYTES;
         return EP_OK;
     }
@@ -115,8 +118,7 @@ static ep_err sp_frame_bytes(const uint8_t *prefix, size_t *out_frame_bytes, ep_
     return EP_OK;
 }
 
-/* Bytes of ids at the beginning of a message, up to and with the request id; 0 when there is
- * none. */
+/* Bytes of ids at the beginning of a message, including the request id; 0 if there is none. */
 static size_t sp_ids_bytes(const uint8_t *body, size_t bytes)
 {
     for (size_t at = 0; at + SP_ID_BYTES <= bytes && at < SP_IDS_BYTES_MAX; at += SP_ID_BYTES) {
@@ -158,7 +160,7 @@ static void request_free(rep_request *request)
     free(request);
 }
 
-/* Lock held: *at no longer waits. */
+/* Lock held: removes *at from the waiting requests. */
 static rep_request *take_waiting_locked(ep_nng_rep_door *door, rep_request **at)
 {
     rep_request *request = *at;
@@ -169,7 +171,7 @@ static rep_request *take_waiting_locked(ep_nng_rep_door *door, rep_request **at)
     return request;
 }
 
-/* Lock held. Takes out the requests of conn that wait (NULL: all). */
+/* Lock held. Removes the waiting requests of conn (NULL: all). */
 static void drop_waiting_locked(ep_nng_rep_door *door, const rep_conn *conn)
 {
     rep_request **at = &door->first;
@@ -204,8 +206,8 @@ static void conn_closed(void *arg, ep_conn *lane_conn, const ep_error *error)
     conn_unref_and_unlock(conn);
 }
 
-/* Lock held. Why its connection is not to be kept; NULL: it is. refs 1: no request is held, no
- * reply under way. */
+/* Lock held. Why the connection should be closed; NULL: keep it. refs of 1 means that no slot has
+ * its request and no reply is being sent. */
 static const char *judge_locked(rep_conn *conn, uint64_t now_ns)
 {
     const ep_nng_rep_limits *limits = &conn->door->limits;
@@ -234,7 +236,7 @@ static const char *judge_locked(rep_conn *conn, uint64_t now_ns)
     return NULL;
 }
 
-/* Lock held. Closing begins here and ends elsewhere. */
+/* Lock held. Only starts closing; the connection ends in its own callbacks. */
 static void turn_one_away_locked(rep_conn *conn, const char *why)
 {
     conn->turned_away = true;
@@ -242,7 +244,7 @@ static void turn_one_away_locked(rep_conn *conn, const char *why)
     conn->door->handler.on_turned_away(conn->door->handler.arg, conn->peer, why);
 }
 
-/* Lock held. */
+/* Lock held. Closes the connections that are too slow or idle. */
 static void turn_away_locked(ep_nng_rep_door *door, uint64_t now_ns)
 {
     for (rep_conn *conn = door->conns; conn != NULL; conn = conn->next) {
@@ -278,7 +280,7 @@ static void reply_sent(ep_send *send, ep_err result)
     conn_unref_and_unlock(to);
 }
 
-/* Takes one reference of to. */
+/* Takes a reference of to. */
 static void send_reply(rep_conn *to, const uint8_t *ids, size_t ids_bytes,
                        const ep_nng_rep_reply *reply)
 {
@@ -311,7 +313,7 @@ static void send_reply(rep_conn *to, const uint8_t *ids, size_t ids_bytes,
         return;
     }
     reply->done(reply->arg);
-    ep_conn_close(to->conn); /* its caller waits for a reply that never comes, or does not read */
+    ep_conn_close(to->conn); /* its caller waits for a reply that cannot come, or does not read */
     pthread_mutex_lock(&door->lock);
     door->stats.sends_queued -= out != NULL ? 1 : 0;
     door->stats.replies_dropped++;
@@ -321,7 +323,7 @@ static void send_reply(rep_conn *to, const uint8_t *ids, size_t ids_bytes,
 
 /* ---- requests ---- */
 
-/* Lock held, released on return: gives the request a free slot and starts it. */
+/* Lock held, released on return: starts the request in a free slot. */
 static void start_and_unlock(ep_nng_rep_door *door, rep_request *taken_request)
 {
     uint32_t index = 0;
@@ -390,7 +392,7 @@ static void take_request(rep_conn *conn, const uint8_t *body, size_t bytes, size
     memcpy(request->ids, body, ids_bytes);
     size_t count = bytes - ids_bytes;
     ep_err err = ep_buffer_acquire(door->limits.pool, count > 0 ? count : 1, &request->bytes);
-    if (err == EP_OK) { /* ids before it left the body unaligned: this is the one copy */
+    if (err == EP_OK) { /* The ids in front left the body unaligned, so it is copied, once. */
         memcpy(request->bytes->data, body + ids_bytes, count);
         request->bytes->bytes = count;
     } else {
@@ -437,7 +439,7 @@ static void conn_frame(void *arg, ep_conn *lane_conn, ep_buffer *taken_frame)
     ep_buffer_unref(taken_frame);
 }
 
-/* Requests that waited start here: who frees a slot may hold locks that a handler wants. */
+/* Waiting requests start on this thread, since one that frees a slot may hold a handler's locks. */
 static void *door_main(void *arg)
 {
     ep_nng_rep_door *door = arg;
@@ -467,13 +469,13 @@ void ep_nng_rep_door_reply(ep_nng_rep_door *door, uint32_t index, const ep_nng_r
     rep_slot *slot = &door->slots[index];
     uint8_t ids[SP_IDS_BYTES_MAX];
     pthread_mutex_lock(&door->lock);
-    EP_ASSERT(slot->from != NULL); /* one answer per request */
-    rep_conn *to = slot->from;     /* its reference goes to the send */
+    EP_ASSERT(slot->from != NULL); /* each request is answered once */
+    rep_conn *to = slot->from;     /* its reference passes to the send */
     size_t ids_bytes = slot->ids_bytes;
     memcpy(ids, slot->ids, ids_bytes);
     slot->from = NULL;
     door->slots_used--;
-    door->notices++; /* until the reply is queued the door is in use */
+    door->notices++; /* keeps the door in use until the reply is queued */
     pthread_cond_signal(&door->work);
     if (reply == NULL) {
         conn_unref_and_unlock(to);
@@ -489,7 +491,7 @@ void ep_nng_rep_door_reply(ep_nng_rep_door *door, uint32_t index, const ep_nng_r
 
 /* ---- life ---- */
 
-/* Lock held. False: no place for it. */
+/* Lock held. False: there is no place for it. */
 static bool admit_locked(ep_nng_rep_door *door, const rep_conn *newcomer)
 {
     ep_accept_pick pick = {.newcomer = newcomer->peer};
@@ -519,7 +521,7 @@ static void accepted(void *arg, ep_conn *taken_conn)
     ep_conn_peer(taken_conn, conn->peer, sizeof(conn->peer));
     conn->door = door;
     conn->conn = taken_conn;
-    conn->refs = 2; /* the lane's and that of the hello */
+    conn->refs = 2; /* those of the lane and of the greeting's send */
     conn->accepted_ns = ep_clock_now_ns();
     pthread_mutex_lock(&door->lock);
     bool room = admit_locked(door, conn);
@@ -543,7 +545,7 @@ static void accepted(void *arg, ep_conn *taken_conn)
     conn->hello_send.done = hello_sent;
     conn->hello_send.arg = conn;
     const ep_conn_handler handler = {.on_frame = conn_frame, .on_closed = conn_closed, .arg = conn};
-    ep_conn_start(taken_conn, &handler); /* our hello's reference keeps conn */
+    ep_conn_start(taken_conn, &handler); /* the greeting's reference keeps conn alive */
     if (ep_conn_send(taken_conn, &conn->hello_send) != EP_OK) {
         ep_conn_close(taken_conn);
         hello_sent(&conn->hello_send, EP_ERR_CLOSED);
@@ -626,7 +628,7 @@ ep_err ep_nng_rep_door_renew_tls(ep_nng_rep_door *door, ep_error *out_error)
 
 void ep_nng_rep_door_peer(ep_nng_rep_door *door, uint32_t slot, char *out_address, size_t bytes)
 {
-    ep_conn *conn = door->slots[slot].from->conn; /* it stays until the answer */
+    ep_conn *conn = door->slots[slot].from->conn; /* the connection stays until the answer */
     ep_conn_peer(conn, out_address, bytes);
 }
 
@@ -662,7 +664,7 @@ void ep_nng_rep_door_close(ep_nng_rep_door *door)
     }
     wait_for_sends_locked(door);
     for (rep_conn *conn = door->conns; conn != NULL; conn = conn->next) {
-        ep_conn_close(conn->conn); /* its callbacks come from other threads, later */
+        ep_conn_close(conn->conn); /* its callbacks come later, from other threads */
     }
     while (door->conns != NULL || door->notices > 0) {
         pthread_cond_wait(&door->idle, &door->lock);

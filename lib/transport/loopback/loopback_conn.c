@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loopback connections: a send waits in its sender's queue until the lane's thread copies it into a
- * buffer of the receiver's pool, so limits, order, back-pressure and callbacks are those of a
- * network lane. Both ends are that thread's: it runs one job of either at a time.
+ * Loopback connections. A send waits in its sender's queue until the lane's thread copies it into a
+ * buffer of the receiver's pool. So limits, order, back-pressure and callbacks are those of a
+ * network lane. The thread serves both ends and runs one job at a time.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ typedef struct loopback_conn {
     ep_lane_conn lane;
     ep_lane_job job; /* pushed with a reference */
     /* guarded by lock; written by the lane's thread */
-    struct loopback_conn *peer; /* a reference; NULL once it is told of our end */
+    struct loopback_conn *peer; /* a reference; NULL once the peer knows of our end */
 } loopback_conn;
 
 static void kick(loopback_conn *conn)
@@ -33,11 +33,11 @@ static void wake(ep_lane_conn *lane)
     loopback_conn *conn = (loopback_conn *)lane;
     kick(conn);
     if (conn->peer != NULL) {
-        kick(conn->peer); /* its frames may be waiting for our start */
+        kick(conn->peer); /* frames of the peer may wait for our start */
     }
 }
 
-/* Nothing is delivered any more in either direction. */
+/* From now on, nothing is delivered in either direction. */
 static void end(loopback_conn *conn)
 {
     loopback_conn *peer = conn->peer;
@@ -54,8 +54,8 @@ static void end(loopback_conn *conn)
     ep_lane_conn_finish(&conn->lane);
 }
 
-/* Copies a frame into a buffer of the receiver, under the receiver's limits. Errors: NO_MEMORY
- * means try again later. */
+/* Copies a frame into a buffer of the receiver, under its limits. Errors: NO_MEMORY (try again
+ * later). */
 static ep_err gather(const ep_send *send, const ep_lane_conn *to, ep_buffer **out_frame,
                      ep_error *out_error)
 {
@@ -164,7 +164,7 @@ ep_err ep_loopback_conn_pair_create(const ep_lane_dial *dial, const ep_lane_limi
         loopback_conn *conn = i == 0 ? dialed : accepted;
         conn->lane.is_trusted = true;
         conn->job.run = run;
-        ep_lane_conn_ref(&conn->lane); /* its peer's */
+        ep_lane_conn_ref(&conn->lane); /* the reference of its peer */
     }
     *out_dialed = &dialed->lane.base;
     *out_accepted = &accepted->lane.base;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loopback lane: its listeners and dials. See loopback_conn.c for what a connection does. */
+/* The loopback lane: its listeners and dials. Connections are in loopback_conn.c. */
 #include "transport/loopback/loopback_lane.h"
 
 #include <string.h>
@@ -10,18 +10,18 @@
 
 typedef struct loopback_listener {
     ep_lane_listener lane;
-    bool accepting; /* on_accept runs */
+    bool accepting; /* on_accept is running */
     struct loopback_listener *next;
 } loopback_listener;
 
 typedef struct loopback_dial {
     ep_lane_dial lane;
-    ep_lane_job job; /* with the lane's reference */
+    ep_lane_job job; /* pushed with the lane's reference */
 } loopback_dial;
 
 typedef struct loopback_lane {
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* on_accept returned */
+    pthread_cond_t changed; /* signalled when on_accept has returned */
     loopback_listener *listeners;
 } loopback_lane;
 
@@ -111,7 +111,7 @@ static void loopback_listener_close(ep_listener *base)
 
 /* ---- dial ---- */
 
-/* Makes the connection for a listener, of which it is sure that it is there. */
+/* Creates the connection for a listener that cannot go away meanwhile. */
 static ep_err connect_to(loopback_listener *listener, const ep_lane_dial *dial,
                          ep_conn **out_dialed, ep_error *out_error)
 {
@@ -140,7 +140,7 @@ static void dial_run(ep_lane_job *job)
     pthread_mutex_lock(&lane.lock);
     loopback_listener *listener = ep_lane_dial_is_cancelled(dial) ? NULL : find_listener(dial->url);
     if (listener != NULL) {
-        listener->accepting = true; /* keeps it alive: its close waits */
+        listener->accepting = true; /* keeps the listener alive, since its close waits for this */
         pthread_mutex_unlock(&lane.lock);
         connect_to(listener, dial, &conn, &error);
         pthread_mutex_lock(&lane.lock);

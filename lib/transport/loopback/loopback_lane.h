@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside of the loopback lane: one thread makes connections, delivers frames and ends what ends. */
+/* Inside of the loopback lane: one thread creates and ends connections and delivers frames. */
 #ifndef EP_TRANSPORT_LOOPBACK_LANE_H
 #define EP_TRANSPORT_LOOPBACK_LANE_H
 
@@ -9,7 +9,7 @@
 
 extern ep_lane_worker ep_loopback_worker;
 
-/* Makes both ends; the accepted end takes the place of count in every case. Errors: NO_MEMORY. */
+/* Creates both ends. The accepted end takes count's place, also on error. Errors: NO_MEMORY. */
 ep_err ep_loopback_conn_pair_create(const ep_lane_dial *dial, const ep_lane_limits *accept_limits,
                                     ep_accept_count *taken_count, ep_conn **out_dialed,
                                     ep_conn **out_accepted);

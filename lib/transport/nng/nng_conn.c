@@ -2,19 +2,19 @@
 /*
  * An nng stream connection.
  *
- * Sending    queued frames leave in slices of up to STREAM_IOVS_MAX pieces, small frames several at
- *            a time; a slice may be taken only partly, so each next slice is built anew from what
+ * Sending    queued frames leave in slices of up to STREAM_IOVS_MAX pieces, several small frames at
+ *            a time. nng may send a slice only in part, so each next slice is built anew from what
  *            has been sent.
- * Receiving  one receive is always posted, and lane_assembler makes frames of what comes.
- * Ending     closing is set and nothing is posted any more; when the last thread is out of the
- *            stream, the stream is closed, which completes what is in flight; when all aios are
- *            idle the reaper frees the nng objects and finishes.
- * Watching   a second look at tls streams. nng 1.5.2 reads ahead; when it meets the end of the
- *            connection while no receive is posted, it shuts the socket and tells nobody, and the
- *            receive posted next never completes. A socket that nng has shut and whose peer is gone
- *            has no peer name. So: a receive that is still in flight one tick after the socket was
- *            seen like that is lost. One tick of grace, since plain text nng has decrypted already
- *            completes the receive first.
+ * Receiving  one receive is always posted, and lane_assembler makes frames of the bytes.
+ * Ending     closing is set and nothing is posted any more. When the last thread has left the
+ *            stream, the stream is closed, which completes the running operations. When all aios
+ *            are idle, the reaper frees the nng objects and finishes.
+ * Watching   TLS streams are checked regularly, because nng 1.5.2 can lose their end. nng reads
+ *            ahead; when it meets the end of the connection while no receive is posted, it shuts
+ *            the socket and reports nothing, and the next receive never completes. A socket that
+ *            nng has shut and whose peer is gone has no peer name. So if a receive is still running
+ *            one tick after the socket was seen like that, the connection is lost. The tick is
+ *            there because nng may have decrypted bytes that complete the receive first.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,28 +35,29 @@ typedef struct stream_conn {
     nng_stream *stream;
     nng_aio *send_aio;
     nng_aio *receive_aio;
-    nng_aio *wait_aio;  /* sleeps until memory may be there */
-    nng_aio *watch_aio; /* tls only: sleeps between looks at the socket */
+    nng_aio *wait_aio;  /* sleeps until memory may be available */
+    nng_aio *watch_aio; /* tls only: sleeps between checks of the socket */
     ep_lane_job reap;   /* pushed with a reference */
     bool tls;
-    uint8_t *scratch; /* touched only by whoever set send_busy */
+    uint8_t *scratch; /* touched only by the thread that set send_busy */
 
     /* guarded by lock */
-    uint32_t posting; /* threads inside an nng call on stream: it is closed only at 0 */
+    uint32_t posting; /* threads inside an nng call on stream, which is closed only at 0 */
     bool stream_closed;
-    bool send_busy;          /* the send aio is in flight, or its callback runs */
-    bool receive_busy;       /* the same of receive_aio or wait_aio; its callback receives */
-    bool watch_busy;         /* the same of watch_aio */
+    bool send_busy; /* the send aio is in flight, or its callback runs */
+    /* receive_aio or wait_aio is in flight, or its callback runs, which receives */
+    bool receive_busy;
+    bool watch_busy;         /* watch_aio is in flight, or its callback runs */
     bool receive_posted;     /* the receive aio is in flight */
     uint64_t receive_number; /* counts posted receives */
-    /* the receive that was in flight when the socket was last seen dead; 0 none */
+    /* number of the receive that was in flight when the socket was last seen shut; 0 none */
     uint64_t suspect_number;
 } stream_conn;
 
-/* ---- who is inside ---- */
+/* ---- threads inside nng calls ---- */
 
-/* Lock held, dropped meanwhile: closes the stream when the time has come, then hands the connection
- * to the reaper. */
+/* Lock held, dropped meanwhile: closes the stream when no thread is inside, then gives the
+ * connection to the reaper. */
 static void settle(stream_conn *conn)
 {
     ep_lane_conn *lane = &conn->lane;
@@ -79,14 +80,14 @@ static void settle(stream_conn *conn)
     }
 }
 
-/* Lock held, released on return. Last touch of conn. */
+/* Lock held, released on return. The caller must not touch conn afterwards. */
 static void leave(stream_conn *conn)
 {
     settle(conn);
     pthread_mutex_unlock(conn->lane.lock);
 }
 
-/* Lock held, dropped meanwhile. */
+/* Lock held, dropped meanwhile: lets aio sleep. */
 static void sleep_on(stream_conn *conn, nng_aio *aio, nng_duration ms)
 {
     conn->posting++;
@@ -107,8 +108,8 @@ typedef struct slice {
     bool tls;
 } slice;
 
-/* Copies up to bytes to the scratch memory, joining the last piece when that is there too. Returns
- * how many fit. */
+/* Copies up to bytes to the scratch memory, appending to the last piece when that is there too.
+ * Returns how many fit. */
 static size_t slice_copy(slice *s, const uint8_t *data, size_t bytes)
 {
     size_t room = STREAM_SCRATCH_BYTES - s->scratch_used;
@@ -143,11 +144,11 @@ static bool slice_add(slice *s, const struct iovec *piece)
     }
     s->iovs[s->count++] = (nng_iov){.iov_buf = piece->iov_base, .iov_len = bytes};
     s->last_is_scratch = false;
-    return !s->tls; /* tls sends the first piece only */
+    return !s->tls; /* nng's tls sends only the first piece */
 }
 
-/* Lock held, dropped meanwhile, send_busy set, not closing, queue not empty: posts the next
- * slice. */
+/* Posts the next slice. Lock held, dropped meanwhile; send_busy set, not closing, queue not
+ * empty. */
 static void post_send(stream_conn *conn)
 {
     struct iovec pieces[IOVS_GATHERED_MAX];
@@ -204,7 +205,7 @@ ep_err ep_nng_conn_send(ep_conn *base, ep_send *send)
 
 /* ---- receiving ---- */
 
-/* Lock held, dropped meanwhile, receive_busy set, not closing. */
+/* Posts a receive. Lock held, dropped meanwhile; receive_busy is set, closing is not. */
 static void post_receive(stream_conn *conn)
 {
     struct iovec room[EP_ASSEMBLER_IOVS_MAX];
@@ -223,7 +224,7 @@ static void post_receive(stream_conn *conn)
     conn->posting--;
 }
 
-/* Delivers whole frames, then receives on, or waits for memory. */
+/* Delivers whole frames, then posts the next receive or waits for memory. */
 static void pump(void *arg)
 {
     stream_conn *conn = arg;
@@ -256,7 +257,7 @@ static void receive_done(void *arg)
         pump(conn);
         return;
     }
-    ep_error lost; /* tls reports its end as 0 bytes received */
+    ep_error lost; /* tls reports the end as 0 bytes received */
     ep_assembler_describe_end(&lane->assembler, lane->peer,
                               failed != 0 ? nng_strerror(failed) : "end of stream", &lost);
     pthread_mutex_lock(lane->lock);
@@ -269,7 +270,7 @@ static void watch_tick(void *arg)
 {
     stream_conn *conn = arg;
     ep_lane_conn *lane = &conn->lane;
-    nng_sockaddr address; /* watch_busy keeps the stream from being freed */
+    nng_sockaddr address; /* watch_busy keeps the stream alive */
     bool dead = nng_stream_get_addr(conn->stream, NNG_OPT_REMADDR, &address) != 0;
     pthread_mutex_lock(lane->lock);
     if (dead && conn->receive_posted) {
@@ -294,7 +295,7 @@ static void watch_tick(void *arg)
 static void wake(ep_lane_conn *lane)
 {
     stream_conn *conn = (stream_conn *)lane;
-    if (!lane->closing) { /* it was started */
+    if (!lane->closing) { /* so it was started */
         conn->receive_busy = true;
         post_receive(conn);
     }
@@ -316,7 +317,7 @@ static void free_nng_objects(stream_conn *conn)
     conn->stream = NULL;
 }
 
-/* On the reaper's thread; a second time for a connection that had no handler. */
+/* On the reaper's thread; called a second time for a connection that had no handler. */
 static void reap(ep_lane_job *job)
 {
     stream_conn *conn = (stream_conn *)(void *)((char *)job - offsetof(stream_conn, reap));
@@ -333,7 +334,7 @@ static void read_peer(stream_conn *conn)
     nng_sockaddr at;
     snprintf(conn->lane.peer, sizeof(conn->lane.peer), "unknown");
     if (nng_stream_get_addr(conn->stream, NNG_OPT_REMADDR, &at) != 0) {
-        return; /* it ended already */
+        return; /* it has already ended */
     }
     if (at.s_family == NNG_AF_INET) {
         ep_lane_conn_set_peer(&conn->lane, AF_INET, &at.s_in.sa_addr, at.s_in.sa_port);
@@ -358,7 +359,7 @@ ep_err ep_nng_conn_create(const ep_lane_ops *lane, nng_stream *taken_stream,
     conn->tls = tls;
     conn->reap.run = reap;
     conn->scratch = malloc(STREAM_SCRATCH_BYTES);
-    /* a posted receive holds its memory while nothing comes */
+    /* false, since a posted receive would hold its memory while nothing comes */
     ep_err err = ep_assembler_init(&conn->lane.assembler, false);
     if (conn->scratch == NULL || err != EP_OK ||
         nng_aio_alloc(&conn->send_aio, send_done, conn) != 0 ||

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dialing. The nng dialer serves one attempt and is freed by the reaper: its free waits for
- * callbacks of its own. */
+/* Dialling. An nng dialer serves one attempt and is freed by the reaper, because its free waits for
+ * its own callbacks. */
 #include "transport/address.h"
 #include "transport/nng/nng_lane.h"
 
@@ -34,11 +34,12 @@ static void dialed(void *arg)
                                   d->tls, NULL, &conn) != EP_OK) {
         ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory for a connection to %s", d->lane.url);
     }
-    ep_lane_dial_report(&d->lane, conn, &error); /* its lock: nobody else is in the dialer */
+    /* takes its lock: nobody else is in the dialer any more */
+    ep_lane_dial_report(&d->lane, conn, &error);
     ep_lane_worker_push(&ep_nng_reaper, &d->reap);
 }
 
-/* Lock held, for which dialed() waits: the dialer is still there. */
+/* Lock held, so that dialed() waits: the dialer still exists. */
 static void cancel(ep_lane_dial *dial)
 {
     nng_stream_dialer_close(((stream_dial *)dial)->dialer);
@@ -73,7 +74,7 @@ static ep_err dialer_open(stream_dial *d, const ep_lane_address *address, ep_err
         failed = nng_stream_dialer_set_ptr(d->dialer, NNG_OPT_TLS_CONFIG, config);
     }
     if (config != NULL) {
-        nng_tls_config_free(config); /* the dialer holds it */
+        nng_tls_config_free(config); /* the dialer holds a reference */
     }
     return failed == 0 ? EP_OK : nng_failed(address->url, failed, out_error);
 }

@@ -7,15 +7,14 @@
 static bool in_child; /* atomic */
 
 /*
- * nng stays until the process ends when TLS was used: nng 1.5.2 frees the connection of a cancelled
- * accept or dial after it has completed the aio, and nng_fini has no way to wait for that (it was
- * seen to lock a destroyed mutex). Its memory then remains reachable, so leak checkers stay
- * content.
+ * If TLS was used, nng stays until the process ends. nng 1.5.2 frees the connection of a cancelled
+ * accept or dial after it has completed the aio, and nng_fini cannot wait for that (it was seen to
+ * lock a destroyed mutex). The memory stays reachable, so leak checkers do not report it.
  */
 static void nng_lane_fini(void)
 {
     if (__atomic_load_n(&in_child, __ATOMIC_RELAXED)) {
-        return; /* the threads are the parent's */
+        return; /* the threads belong to the parent */
     }
     ep_lane_worker_stop(&ep_nng_reaper);
     if (!ep_nng_tls_was_used()) {

@@ -24,20 +24,20 @@
 #include "transport/lane_worker.h"
 
 #define STREAM_IOVS_MAX 8              /* nng_aio_set_iov takes no more */
-#define STREAM_SCRATCH_BYTES 16384     /* small parts are sent from here; one TLS record */
+#define STREAM_SCRATCH_BYTES 16384     /* small parts are copied here and sent; one TLS record */
 #define STREAM_COALESCE_BYTES_MAX 1024 /* parts up to this size are copied rather than gathered */
 
 /* nng_conn.c */
-/* The thread that frees what cannot be freed where its end is noticed. */
+/* The thread that frees objects which cannot be freed in their own callbacks. */
 extern ep_lane_worker ep_nng_reaper;
-/* Takes the stream and count's place (NULL: none) in every case. Errors: NO_MEMORY. */
+/* Takes the stream and the place of count (NULL: none), also on error. Errors: NO_MEMORY. */
 ep_err ep_nng_conn_create(const ep_lane_ops *lane, nng_stream *taken_stream,
                           const ep_lane_limits *limits, bool tls, ep_accept_count *taken_count,
                           ep_conn **out_conn);
 ep_err ep_nng_conn_send(ep_conn *conn, ep_send *send);
 
 /* nng_lane.c */
-/* Before anything of nng. Errors: IO; FAILED_PRECONDITION in a child of a process that used nng. */
+/* Call before anything of nng. Errors: IO; FAILED_PRECONDITION in a child of a user of nng. */
 ep_err ep_nng_start(ep_error *out_error);
 
 typedef struct stream_listener {
@@ -46,8 +46,9 @@ typedef struct stream_listener {
     nng_aio *accept_aio;
     nng_aio *wait_aio;
     bool tls;
-    bool closing;        /* atomic */
-    uint16_t own_port;   /* atomic: of our own connection, which is not for on_accept; 0 none */
+    bool closing; /* atomic */
+    /* atomic: port of our connection to ourselves, which on_accept does not get; 0 none */
+    uint16_t own_port;
     ep_tls_config files; /* with tls */
 } stream_listener;
 
@@ -71,7 +72,7 @@ ep_err ep_nng_tls_config_create(const ep_lane_address *address, enum nng_tls_mod
                                 nng_tls_config **out_config, ep_error *out_error);
 bool ep_nng_tls_was_used(void);
 ep_err ep_nng_err(int nng_error);
-/* ep_address_advice of this. */
+/* ep_address_advice for this error. */
 const char *ep_nng_advice(int nng_error, bool listens);
 
 #endif

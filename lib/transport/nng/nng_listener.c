@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Accepting. One accept is posted at a time. Out of descriptors accept fails at once, for ever: so
- * every failure is followed by a growing pause. Above connections_max a connection is closed as
- * soon as it is accepted, so its peer knows.
+ * Accepting. One accept is posted at a time. Without free descriptors, accept fails at once and
+ * again; so a growing pause follows every failure. Above connections_max a connection is closed as
+ * soon as it is accepted, so that its peer knows.
  *
- * nng gives a connection its TLS settings when the accept for it is posted. After new ones were
- * set, the listener connects to itself once, so that the accept that was posted with the old ones
- * is not left for a caller who comes when they have expired.
+ * nng fixes the TLS settings of a connection when it posts the accept for it. After new settings
+ * the listener connects to itself once. This uses up the accept that was posted with the old
+ * settings; otherwise a caller would get it, perhaps after they have expired.
  */
 #include <arpa/inet.h>
 #include <netdb.h>
@@ -29,7 +29,7 @@ static void take_stream(stream_listener *l, nng_stream *taken_stream)
     }
 }
 
-/* Under the lock, which whoever sets new TLS settings holds too: nng reads them without one. */
+/* Under the lock, which is also held to set TLS settings: nng reads them without a lock. */
 static void post_accept(stream_listener *l)
 {
     pthread_mutex_lock(&l->lane.lock);
@@ -86,8 +86,8 @@ static void accept_again(void *arg)
     }
 }
 
-/* Copes with a half-built listener. A stopped aio takes no new operation, so the two callbacks
- * cannot revive each other. */
+/* Also closes a half-built listener. A stopped aio takes no new operation, so the two callbacks
+ * cannot restart each other. */
 static void close_objects(stream_listener *l)
 {
     if (l->listener != NULL) {
@@ -120,7 +120,7 @@ static ep_err set_tls(stream_listener *l, const ep_lane_address *address, ep_err
     pthread_mutex_lock(&l->lane.lock);
     int failed = nng_stream_listener_set_ptr(l->listener, NNG_OPT_TLS_CONFIG, config);
     pthread_mutex_unlock(&l->lane.lock);
-    nng_tls_config_free(config); /* the listener holds it */
+    nng_tls_config_free(config); /* the listener holds a reference */
     return failed == 0 ? EP_OK : nng_failed(address->url, failed, out_error);
 }
 
@@ -136,7 +136,7 @@ static ep_err set_options(stream_listener *l, const ep_lane_address *address, ep
     return l->tls ? set_tls(l, address, out_error) : EP_OK;
 }
 
-/* Best effort: without it the next connection still gets the settings before these. */
+/* Best effort: if it fails, the next connection still gets the old settings. */
 static void connect_to_self(stream_listener *l)
 {
     const ep_lane_address plain = {.url = l->lane.url + strlen("tls+")};
@@ -145,7 +145,7 @@ static void connect_to_self(stream_listener *l)
     struct addrinfo *to = NULL;
     union {
         struct sockaddr any;
-        struct sockaddr_in v4; /* the port stands at the same place in v6 */
+        struct sockaddr_in v4; /* a v6 address has its port at the same place */
         struct sockaddr_in6 v6;
     } own = {.v6 = {0}};
     socklen_t own_bytes = sizeof(own);
@@ -159,7 +159,7 @@ static void connect_to_self(stream_listener *l)
     if (fd >= 0 && bind(fd, &own.any, to->ai_addrlen) == 0 &&
         getsockname(fd, &own.any, &own_bytes) == 0) {
         __atomic_store_n(&l->own_port, ntohs(own.v4.sin_port), __ATOMIC_RELEASE);
-        /* within this host: it is done at once, or it is not done */
+        /* within this host, so it succeeds at once or fails */
         (void)connect(fd, to->ai_addr, to->ai_addrlen);
     }
     ep_lane_fd_close(fd);

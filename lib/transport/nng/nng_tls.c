@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nng's errors in our words, and its TLS settings from ours. */
+/* Translates nng's errors into ours, and our TLS settings into nng's. */
 #include "transport/nng/nng_lane.h"
 
 #include <errno.h>
@@ -65,7 +65,7 @@ static ep_err check_keys(const ep_lane_address *address, enum nng_tls_mode mode,
     return require_key(address, "cert_key_file", address->tls->cert_key_file, out_error);
 }
 
-/* what: the fault of a file that can be read. */
+/* what: the fault, when the file itself can be read. */
 static ep_err bad_file(const char *key, const char *option, const char *path, int failed,
                        const char *what, ep_error *out_error)
 {

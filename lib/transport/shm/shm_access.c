@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whose processes may be at the other end, and the socket's name in the file system. */
+/* Which processes may be at the other end, and the socket's name in the file system. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -89,7 +89,7 @@ static bool has(const uint32_t *ids, size_t count, uint32_t id)
     return false;
 }
 
-/* The peer's groups beside its first one. */
+/* Whether one of the peer's supplementary groups is allowed. */
 static bool in_other_group(const shm_access *access, int socket)
 {
     gid_t groups[GROUPS_MAX];
@@ -141,7 +141,7 @@ ep_err ep_shm_access_check(const shm_access *access, int socket, char *out_peer,
     return EP_OK;
 }
 
-/* The directory a path is in. */
+/* Status of the directory that path is in. */
 static bool stat_directory(const char *path, struct stat *out_stat)
 {
     char directory[PATH_BYTES];
@@ -171,15 +171,15 @@ ep_err ep_shm_access_check_listener(const shm_access *access, int socket, const 
         peer.uid, geteuid());
 }
 
-/* A child that is forked just now keeps a file that holds no name. */
+/* A child that is being forked keeps the file, but not the lock on the name. */
 static void close_lock(int lock)
 {
     flock(lock, LOCK_UN);
     ep_lane_fd_forget(lock);
-    close(lock); /* no fork waits for it: a network file system may be long about it */
+    close(lock); /* outside the lock of forks: a network file system may be slow */
 }
 
-/* Takes the name: while the lock is held, a socket of that name is ours or a dead process'. */
+/* Locks the name: while the lock is held, a socket of that name is ours or a dead process's. */
 static ep_err take_name(const char *path, int *out_lock, ep_error *out_error)
 {
     char name[PATH_BYTES];
@@ -187,7 +187,7 @@ static ep_err take_name(const char *path, int *out_lock, ep_error *out_error)
     for (int i = 0; i < LOCK_TRIES; i++) {
         struct stat held;
         struct stat named;
-        /* outside of EP_LANE_FD, since a network file system may be long about it */
+        /* outside EP_LANE_FD, since a network file system may be slow */
         int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
         fd = EP_LANE_FD(fd);
         if (fd < 0) {
@@ -205,7 +205,7 @@ static ep_err take_name(const char *path, int *out_lock, ep_error *out_error)
             *out_lock = fd;
             return EP_OK;
         }
-        close_lock(fd); /* whoever had it took the file away in between */
+        close_lock(fd); /* its last owner removed the file in between */
     }
     return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "address shm://%s is in use", path);
 }
@@ -222,7 +222,7 @@ static ep_err bind_and_listen(const char *path, bool others, int *out_socket, ep
     if (lstat(path, &there) == 0 && S_ISSOCK(there.st_mode)) {
         unlink(path); /* left by a process that died */
     }
-    /* The check of the peer decides who may; the mode only saves others the try. */
+    /* Access is decided by the check of the peer; the mode only spares others the attempt. */
     if (bind(fd, (struct sockaddr *)&name, sizeof(name)) != 0 ||
         chmod(path, others ? 0666 : 0600) != 0 || listen(fd, BACKLOG) != 0) {
         ep_err err = ep_error_set(out_error, errno == EADDRINUSE ? EP_ERR_UNAVAILABLE : EP_ERR_IO,

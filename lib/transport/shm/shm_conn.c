@@ -2,17 +2,17 @@
 /*
  * A shared-memory connection.
  *
- * Sending    the caller's thread copies into the ring as far as there is room; the loop does the
- *            rest when the peer rings. done() runs in the sender where it may (done_inside). Else
- *            it belongs to the loop, which is not woken for it: it runs when the loop is awake
- *            next, or a millisecond later.
- * Receiving  the loop copies out of the ring, each byte once: prefix, then the frame into its
- *            buffer. Only the copies are looked at. On another CPU than the peer it looks for more
- *            for a moment before it sleeps, in the middle of a frame, which the peer is copying
- *            just then, and when the peer's last pause was about as short as a wake-up; for as long
- *            as what came has earned (shm_spin.h).
- * Ending     closing is set; the loop then closes the socket, unmaps, fails what is queued and
- *            calls on_closed. A peer that ended is read to the ring's end first.
+ * Sending    the caller's thread copies into the ring while there is room; the loop does the rest
+ *            when the peer wakes it. done() runs in the sender where its owner allows
+ *            (done_inside). Otherwise it runs on the loop, which is not woken for it: when the loop
+ *            is awake next, or a millisecond later.
+ * Receiving  the loop copies each byte out of the ring once: the prefix, then the frame into its
+ *            buffer. Only the copies are checked. If the peer runs on another CPU, the loop polls
+ *            before it sleeps: in the middle of a frame, which the peer is then copying, and when
+ *            the peer's last pause was about as short as a wake-up. How long is limited by what has
+ *            been earned (shm_spin.h).
+ * Ending     closing is set. Then the loop closes the socket, unmaps the memory, fails what is
+ *            queued and calls on_closed. If the peer has ended, its ring is read to the end first.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -28,15 +28,16 @@
 #include "transport/shm/shm_lane.h"
 #include "transport/shm/shm_spin.h"
 
-#define PUBLISH_BYTES ((size_t)64 << 10) /* the peer copies out while we copy in */
-/* no small piece at the end of a frame */
+/* pieces in which the peer copies out while we copy in */
+#define PUBLISH_BYTES ((size_t)64 << 10)
+/* avoids a small piece at the end of a frame */
 #define PIECE_BYTES_MAX (PUBLISH_BYTES + PUBLISH_BYTES / 2)
-#define SHORT_PAUSE_NS (2 * SHM_SPIN_NS) /* with the wake-up that ends it */
+#define SHORT_PAUSE_NS (2 * SHM_SPIN_NS) /* including the wake-up that ends it */
 #define SPINS_PER_LOOK 32
-#define SERVE_BYTES ((size_t)1 << 20) /* then other connections have their turn */
-#define SERVE_STEPS 4096              /* the same for a peer that moves byte by byte */
-#define SERVE_FILLS 16                /* pieces put into the ring before the same */
-/* pieces a caller of ep_conn_send puts in before the loop takes over */
+#define SERVE_BYTES ((size_t)1 << 20) /* after this, other connections are served */
+#define SERVE_STEPS 4096              /* the same limit for a peer that moves byte by byte */
+#define SERVE_FILLS 16                /* the same limit for pieces put into the ring */
+/* how many pieces a caller of ep_conn_send puts in before the loop takes over */
 #define SEND_FILLS 128
 #define BELLS_UNREAD_MAX 32 /* far fewer than a socket holds */
 #define BELL_READS_MAX 16
@@ -54,13 +55,13 @@ typedef struct shm_conn {
 
     /* guarded by lock */
     shm_producer out;
-    /* senders that ring or run a done(), without the lock: no end before they leave */
+    /* senders that wake the peer or run a done() without the lock; the connection ends only at 0 */
     uint32_t inside;
     bool posted;
 
-    /* the loop's */
+    /* the fields below are for the loop's thread */
     shm_consumer in;
-    bool ended; /* socket and memory are gone */
+    bool ended; /* socket and memory are released */
     bool peer_ended;
     uint32_t bells_unread;
     uint8_t prefix[EP_FRAME_PREFIX_BYTES];
@@ -68,11 +69,11 @@ typedef struct shm_conn {
     ep_buffer *frame;
     size_t frame_have_bytes;
     shm_spin spin;
-    uint64_t idle_ns;    /* since when nothing came; 0: something does */
-    bool paused_shortly; /* the newest time something came after a pause */
+    uint64_t idle_ns;    /* since when nothing has arrived; 0: something is arriving */
+    bool paused_shortly; /* the last pause before something arrived was short */
 } shm_conn;
 
-/* Lock held: has the loop look at the connection. */
+/* Lock held: makes the loop look at the connection. */
 static void post(ep_lane_conn *lane)
 {
     shm_conn *conn = (shm_conn *)lane;
@@ -80,7 +81,7 @@ static void post(ep_lane_conn *lane)
         return;
     }
     if (conn->posted) {
-        ep_shm_loop_hurry(conn->loop); /* it may have been lazy */
+        ep_shm_loop_hurry(conn->loop); /* it may have been posted lazily */
         return;
     }
     conn->posted = true;
@@ -88,7 +89,7 @@ static void post(ep_lane_conn *lane)
     ep_shm_loop_post(conn->loop, &conn->job);
 }
 
-/* Lock held. */
+/* Lock held: the same, without waking the loop. */
 static void post_lazy(shm_conn *conn)
 {
     if (!conn->posted) {
@@ -99,14 +100,14 @@ static void post_lazy(shm_conn *conn)
 }
 
 /*
- * Wakes the peer. The socket is open: the loop's thread calls, or the lock is held and closing is
- * not set, or the caller is counted in conn->inside. Without the lock wherever possible: the peer
- * may run at once in place of this thread, and whoever wants the lock, perhaps for the peer's
- * answer, would wait until this thread has its core again.
+ * Wakes the peer. The socket is open, because the loop's thread calls this, or the lock is held and
+ * closing is not set, or the caller is counted in conn->inside. Call it without the lock where
+ * possible: the peer may run at once in place of this thread, and other threads that need the lock,
+ * perhaps for the peer's answer, would wait until this thread has its core again.
  */
 static void ring_bell(const shm_conn *conn)
 {
-    /* A full socket holds wake-ups enough; an ended one is told by epoll. */
+    /* A full socket holds enough wake-ups; epoll reports a socket that has ended. */
     ssize_t n = send(conn->socket, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
     (void)n;
 }
@@ -114,8 +115,8 @@ static void ring_bell(const shm_conn *conn)
 /* ---- sending ---- */
 
 /*
- * Lock held: puts bytes of the queue into the ring, offset bytes behind its head. Returns how many,
- * room at most.
+ * Lock held: copies bytes of the queue into the ring, offset bytes behind its head. Returns how
+ * many, at most room.
  */
 static size_t gather(shm_conn *conn, size_t room)
 {
@@ -141,17 +142,17 @@ static size_t unsent_bytes(const shm_conn *conn)
     return conn->lane.queue.bytes - conn->lane.queue.head->sent_bytes;
 }
 
-/* In pieces the peer copies out while we copy in, unless it waits for our CPU: it would only
- * interrupt us. */
+/* In pieces the peer copies out while we copy in; but on our CPU it would only interrupt us. */
 static size_t piece_bytes(size_t bytes, bool apart)
 {
     return bytes <= PIECE_BYTES_MAX || !apart ? bytes : PUBLISH_BYTES;
 }
 
 /*
- * Lock held, not closing: fills the ring from the queue. True: fills_max pieces are in and there
- * may be room for more. A peer that frees byte by byte could keep us here, lock held, for as long
- * as it likes. out_bell: the caller rings, once the lock is released.
+ * Lock held, not closing: fills the ring from the queue. True: fills_max pieces were put in and
+ * there may be room for more. Without fills_max a peer that frees byte by byte could keep us here,
+ * with the lock held, for as long as it likes. *out_bell: the caller must wake the peer after
+ * releasing the lock.
  */
 static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
 {
@@ -173,7 +174,7 @@ static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
             return false;
         }
         if (*out_bell) {
-            ring_bell(conn); /* the peer copies out while we copy in */
+            ring_bell(conn); /* now the peer copies out while we copy in */
         }
         size_t put = gather(conn, piece_bytes(room < unsent_bytes(conn) ? room : unsent_bytes(conn),
                                               ep_shm_producer_is_apart(&conn->out)));
@@ -182,15 +183,15 @@ static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
     return false;
 }
 
-/* Lock held: takes a frame whose done() its sender may run, and which is in the ring, from what
- * waits for the loop. */
+/* Lock held: if this frame is in the ring and its sender may run done(), removes it from those that
+ * wait for the loop. */
 static ep_send *take_own(shm_conn *conn, const ep_send *send)
 {
     bool is_own = send->done_inside && conn->lane.sent.head == send;
     return is_own ? ep_send_queue_pop(&conn->lane.sent) : NULL;
 }
 
-/* No lock, counted in conn->inside: the rest of a send. */
+/* The rest of a send: without the lock, counted in conn->inside. */
 static void end_send(shm_conn *conn, bool bell, ep_send *own)
 {
     if (bell) {
@@ -201,7 +202,7 @@ static void end_send(shm_conn *conn, bool bell, ep_send *own)
     }
     pthread_mutex_lock(conn->lane.lock);
     if (--conn->inside == 0 && conn->lane.closing) {
-        post(&conn->lane); /* its end waits for this */
+        post(&conn->lane); /* the connection's end waits for this */
     }
     pthread_mutex_unlock(conn->lane.lock);
 }
@@ -245,7 +246,7 @@ static void take(shm_conn *conn, uint8_t *out, size_t bytes)
     }
 }
 
-/* The prefix is whole: gives the frame its buffer. */
+/* Called when the prefix is complete: gets the frame's buffer. */
 static receive_step begin_frame(shm_conn *conn, ep_error *out_error)
 {
     ep_lane_conn *lane = &conn->lane;
@@ -265,7 +266,7 @@ static receive_step begin_frame(shm_conn *conn, ep_error *out_error)
     return RECEIVE_MORE;
 }
 
-/* Takes what is there, a frame's worth at most. RECEIVE_MORE: there may be more. */
+/* Takes what is there, at most one frame. RECEIVE_MORE: there may be more. */
 static receive_step receive_some(shm_conn *conn, ep_error *out_error)
 {
     size_t available;
@@ -296,7 +297,7 @@ static receive_step receive_some(shm_conn *conn, ep_error *out_error)
     }
     size_t want = conn->frame->bytes - conn->frame_have_bytes;
     size_t bytes = available < want ? available : want;
-    /* the peer fills what is free meanwhile */
+    /* the peer fills the freed space meanwhile */
     bytes = piece_bytes(bytes, ep_shm_consumer_is_apart(&conn->in));
     if (bytes > 0) {
         take(conn, conn->frame->data + conn->frame_have_bytes, bytes);
@@ -312,8 +313,8 @@ static receive_step receive_some(shm_conn *conn, ep_error *out_error)
     return bytes > 0 ? RECEIVE_MORE : RECEIVE_IDLE;
 }
 
-/* Nothing is there: true when more comes within a moment, or something is wrong. Not after
- * until_ns, nor beyond what is earned. */
+/* Called when nothing is there: polls until until_ns at most, within what was earned. True when
+ * bytes have come, or something is wrong. */
 static bool spin_for_more(shm_conn *conn, uint64_t until_ns)
 {
     if ((conn->frame == NULL && !conn->paused_shortly) || !ep_shm_consumer_is_apart(&conn->in)) {
@@ -333,10 +334,10 @@ static bool spin_for_more(shm_conn *conn, uint64_t until_ns)
         now_ns = ep_clock_now_ns();
     }
     shm_spin_pay(&conn->spin, now_ns - begin_ns);
-    return available > 0 || broken; /* the next step says so */
+    return available > 0 || broken; /* the next step reports the fault */
 }
 
-/* After a look that began then: how long the peer had paused. */
+/* Called after a poll that began at begin_ns: notes how long the peer had paused. */
 static void note_pause(shm_conn *conn, bool moved, bool idle, uint64_t begin_ns)
 {
     if (moved && conn->idle_ns != 0) {
@@ -352,7 +353,7 @@ static void note_pause(shm_conn *conn, bool moved, bool idle, uint64_t begin_ns)
     }
 }
 
-/* Delivers frames. True: more is there, but others shall have their turn. */
+/* Delivers frames. True: there is more, but other connections must be served first. */
 static bool receive(shm_conn *conn)
 {
     ep_error error;
@@ -398,7 +399,8 @@ static void let_go(shm_conn *conn)
     conn->ended = true;
     ep_shm_loop_unwatch(conn->loop, conn->socket);
     ep_lane_later_remove(&conn->loop->later, &conn->retry);
-    /* whoever copies has seen closing not set and holds it; nobody is inside */
+    /* wait for threads that copy: they hold the lock and saw closing unset; after it none is
+     * inside */
     pthread_mutex_lock(conn->lane.lock);
     shutdown(conn->socket, SHUT_RDWR);
     ep_lane_fd_close(conn->socket);
@@ -409,14 +411,14 @@ static void let_go(shm_conn *conn)
     ep_lane_conn_let_go(&conn->lane);
 }
 
-/* Closing is set: ends it, as far as it can be. */
+/* Closing is set: ends the connection, as far as possible now. */
 static void finish(shm_conn *conn)
 {
     pthread_mutex_lock(conn->lane.lock);
     bool is_used = conn->inside > 0;
     pthread_mutex_unlock(conn->lane.lock);
     if (is_used) {
-        return; /* whoever leaves last posts */
+        return; /* the last thread to leave posts */
     }
     if (!conn->ended) {
         let_go(conn);
@@ -452,8 +454,9 @@ static void serve(shm_conn *conn)
 }
 
 /*
- * All of them: one event may stand for several, and a socket that stays full is told of no more.
- * The end is told in events. Only a peer that fills it as fast as we read makes us stop before.
+ * Reads all of them: one event may stand for several, and a socket that stays full causes no more
+ * events. The end of the socket is reported by events. Only a peer that fills it as fast as we read
+ * makes us stop early.
  */
 static void read_bells(shm_conn *conn)
 {
@@ -484,7 +487,7 @@ static void on_posted(ep_lane_job *job)
 {
     shm_conn *conn = (shm_conn *)(void *)((char *)job - offsetof(shm_conn, job));
     pthread_mutex_lock(conn->lane.lock);
-    conn->posted = false; /* whoever posts from now on is seen below or posts again */
+    conn->posted = false; /* a post from now on is seen below, or posts again */
     pthread_mutex_unlock(conn->lane.lock);
     serve(conn);
     ep_lane_conn_unref(&conn->lane);

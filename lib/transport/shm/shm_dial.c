@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dialing: connect, wait for the listener's memory, look at both, map it. */
+/* Dialling: connect, wait for the listener's memory, check both, map it. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 #include "transport/shm/shm_lane.h"
 
-/* Errors: as on_dial tells. */
+/* Errors: those of on_dial. */
 static ep_err open_socket(shm_dial *d, ep_error *out_error)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
@@ -33,7 +33,7 @@ static ep_err open_socket(shm_dial *d, ep_error *out_error)
     return err == EP_OK ? EP_OK : ep_error_prefix(out_error, err, "%s", d->lane.url);
 }
 
-/* What came on the socket, as a connection. EP_ERR_CANCELLED: nothing yet. */
+/* Makes a connection of what arrived on the socket. EP_ERR_CANCELLED: nothing has arrived yet. */
 static ep_err take_welcome(shm_dial *d, ep_conn **out_conn, ep_error *out_error)
 {
     uint64_t ring_bytes;
@@ -45,10 +45,11 @@ static ep_err take_welcome(shm_dial *d, ep_conn **out_conn, ep_error *out_error)
     }
     if (err == EP_OK) {
         err = ep_shm_memory_adopt(memory_fd, ring_bytes, &memory, out_error);
-        /* not known to lane_fork.h: a child forked meanwhile keeps the memory, but hides no end */
+        /* lane_fork.h does not know this descriptor: a child forked meanwhile keeps the memory, but
+         * it hides no end from the peer */
         close(memory_fd);
     }
-    if (err == EP_OK) { /* which takes the socket in every case */
+    if (err == EP_OK) { /* this takes the socket in every case */
         int socket = d->socket;
         ep_shm_loop_unwatch(d->loop, socket);
         d->socket = -1;

@@ -26,7 +26,7 @@
 #include "transport/lane_worker.h"
 #include "transport/shm/shm_ring.h"
 
-/* Something epoll tells of. Only touched by its loop's thread while registered. */
+/* An event source of epoll. While registered, only its loop's thread touches it. */
 typedef struct shm_source {
     void (*on_event)(struct shm_source *source, uint32_t events);
 } shm_source;
@@ -35,10 +35,10 @@ typedef struct shm_loop {
     pthread_mutex_t lock;
     pthread_t thread;
     bool stopping;
-    bool woken; /* wake was rung and the thread has not looked at the queue since */
+    bool woken; /* wake was signalled, and the thread has not read the queue since */
     bool timer_armed;
     ep_lane_jobs posted;
-    ep_lane_job *later; /* the thread's */
+    ep_lane_job *later; /* only for the loop's thread */
     int epoll;
     int wake;
     int timer;
@@ -49,21 +49,19 @@ typedef struct shm_loop {
 /* ---- shm_loop.c ---- */
 /* Starts the lane's threads unless they run. Errors: IO. */
 ep_err ep_shm_loops_start(ep_error *out_error);
-/* The one for listeners and dials. */
+/* The loop for listeners and dials. */
 shm_loop *ep_shm_loop_first(void);
-/* The one for the next connection. */
+/* The loop for the next connection. */
 shm_loop *ep_shm_loop_next(void);
 /* fini of ep_lane_ops: ends the loops' threads. */
 void ep_shm_fini(void);
-/* Has job->run called soon. Its owner lives until then. False: it was posted already, and then
- * runs once for both. */
+/* Runs the job soon. Its owner must live until then. False: it was posted already; it runs once. */
 bool ep_shm_loop_post(shm_loop *loop, ep_lane_job *job);
-/* The same within a millisecond, without waking the thread for it: it is likely to be awake
- * before. */
+/* Runs the job within a millisecond, without waking the thread: it is usually awake before that. */
 void ep_shm_loop_post_lazy(shm_loop *loop, ep_lane_job *job);
-/* What was posted lazily runs soon. */
+/* Runs lazily posted jobs soon. */
 void ep_shm_loop_hurry(shm_loop *loop);
-/* events: of epoll. Errors: IO. */
+/* events: epoll flags. Errors: IO. */
 ep_err ep_shm_loop_watch(shm_loop *loop, int fd, shm_source *source, uint32_t events);
 void ep_shm_loop_unwatch(shm_loop *loop, int fd);
 
@@ -72,27 +70,28 @@ typedef struct shm_memory {
     uint8_t *base;
     size_t bytes;
     size_t ring_bytes;
-    bool counted; /* in ep_shm_stats: we made it */
+    bool counted; /* counted in ep_shm_stats, because we created it */
 } shm_memory;
 
-/* Sealed, mapped, and its descriptor, for ep_lane_fd_close. Errors: NO_MEMORY, IO. */
+/* Creates sealed memory and maps it; *out_fd: close with ep_lane_fd_close. Errors: NO_MEMORY,
+ * IO. */
 ep_err ep_shm_memory_create(size_t ring_bytes, shm_memory *out_memory, int *out_fd,
                             ep_error *out_error);
-/* Maps a descriptor from a peer, which may be anything. Errors: PROTOCOL, NO_MEMORY. */
+/* Maps a descriptor received from a peer; it may be anything. Errors: PROTOCOL, NO_MEMORY. */
 ep_err ep_shm_memory_adopt(int fd, uint64_t ring_bytes, shm_memory *out_memory,
                            ep_error *out_error);
 void ep_shm_memory_close(shm_memory *memory);
-/* One more in ep_shm_stats. */
+/* Counts a refusal in ep_shm_stats. */
 void ep_shm_memory_count_refusal(void);
-/* The two ends; listener: the end that created it. */
+/* The rings for one end; listener: the end that created the memory. */
 void ep_shm_memory_rings(const shm_memory *memory, bool listener, shm_producer *out_producer,
                          shm_consumer *out_consumer);
-/* Hands over the memory, or with fd -1 the reason why not. False: the peer is gone. */
+/* Sends the memory or, with fd -1, the reason of a refusal. False: the peer is gone. */
 bool ep_shm_welcome_send(int socket, size_t ring_bytes, int fd, const ep_error *refusal);
 /*
- * Reads it; the caller closes *out_fd. Errors: what the listener refused with, PROTOCOL,
- * UNAVAILABLE (gone), RESOURCE_EXHAUSTED (the descriptor did not fit into this process).
- * EP_ERR_CANCELLED: nothing there yet.
+ * Receives it; the caller closes *out_fd. Errors: the listener's refusal, PROTOCOL, UNAVAILABLE
+ * (peer gone), RESOURCE_EXHAUSTED (this process had no room for the descriptor). EP_ERR_CANCELLED:
+ * nothing has arrived yet.
  */
 ep_err ep_shm_welcome_receive(int socket, uint64_t *out_ring_bytes, int *out_fd,
                               ep_error *out_error);
@@ -107,29 +106,30 @@ typedef struct shm_access {
     uint32_t gids[EP_SHM_IDS_MAX];
 } shm_access;
 
-/* What a listener and a dial begin with: the path in url, a copy of the address's that lasts, a
- * checked copy of its settings, and the lane's threads. Errors: INVALID_ARGUMENT, as
+/* First step of a listener and a dial: finds the path in url (a lasting copy of the address's URL),
+ * checks and copies the settings, and starts the lane's threads. Errors: INVALID_ARGUMENT, as
  * ep_shm_loops_start. */
 ep_err ep_shm_open(const ep_lane_address *address, const char *url, const char **out_path,
                    shm_access *out_access, ep_error *out_error);
-/* Who is at the other end, for people, and whether it may be. Errors: PERMISSION_DENIED. */
+/* Describes the process at the other end for messages, and checks whether it may connect. Errors:
+ * PERMISSION_DENIED. */
 ep_err ep_shm_access_check(const shm_access *access, int socket, char *out_peer, size_t peer_bytes,
                            ep_error *out_error);
-/* A dialer's: the same; whoever owns the socket's directory may also be there. */
+/* The same for a dialler, which also accepts the owner of the socket's directory. */
 ep_err ep_shm_access_check_listener(const shm_access *access, int socket, const char *path,
                                     ep_error *out_error);
 /*
- * Binds and listens; a socket that a dead process left is replaced. *out_lock holds the name until
+ * Binds and listens. A socket left by a dead process is replaced. *out_lock holds the name until
  * ep_shm_path_close.
  * Errors: UNAVAILABLE (in use), INVALID_ARGUMENT (directory missing, or writable by everybody), IO.
  */
 ep_err ep_shm_path_listen(const char *path, bool others, int *out_socket, int *out_lock,
                           ep_error *out_error);
-/* Removes the names and gives them free. */
+/* Removes the names and releases the lock. */
 void ep_shm_path_close(const char *path, int lock);
 
 /* ---- shm_conn.c ---- */
-/* Takes socket, memory and count's place (NULL at the dialing end) in every case. Errors:
+/* Takes socket, memory and count's place (NULL at the dialling end), also on error. Errors:
  * NO_MEMORY, IO. */
 ep_err ep_shm_conn_create(const ep_lane_ops *lane, int taken_socket, shm_memory *taken_memory,
                           const ep_lane_limits *limits, const char *peer,
@@ -140,10 +140,10 @@ typedef struct shm_dial {
     ep_lane_dial lane;
     shm_loop *loop;
     shm_source source;
-    ep_lane_job job; /* begins, and ends a cancelled one; posted with a reference */
+    ep_lane_job job; /* begins the dial, and ends it when cancelled; posted with a reference */
     shm_access access;
-    const char *path; /* in the URL */
-    /* the loop's */
+    const char *path; /* points into the URL */
+    /* the fields below are for the loop's thread */
     int socket;
     bool begun;
     bool over;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Accepting: who connects is judged by what the kernel says of its process, then gets its memory.
- * Whoever is refused is told why. Out of descriptors accept fails at once, for ever: so every
- * failure is followed by a growing pause.
+ * Accepting: the kernel says which process connects; if it is allowed, it gets its memory,
+ * otherwise it is told why not. Without free descriptors, accept fails at once and again; so a
+ * growing pause follows every failure.
  */
 #include <errno.h>
 #include <string.h>
@@ -13,32 +13,32 @@
 #include "base/log.h"
 #include "transport/shm/shm_lane.h"
 
-#define ACCEPTS_MAX 32 /* then the connections of this thread have their turn */
+#define ACCEPTS_MAX 32 /* after this, the connections of this thread are served */
 
 typedef struct shm_listener {
     ep_lane_listener lane;
     shm_loop *loop;
     shm_source source;
     ep_lane_job end;
-    ep_lane_job retry; /* after a pause */
+    ep_lane_job retry; /* runs after a pause */
     int socket;
     int name_lock;
     shm_access access;
-    const char *path; /* in the URL */
+    const char *path; /* points into the URL */
     /* guarded by lane.lock */
     bool closing;
-    bool accepting; /* on_accept runs */
+    bool accepting; /* on_accept is running */
 } shm_listener;
 
-/* How many connections total_bytes has room for. */
+/* For how many connections total_bytes has room. */
 static uint32_t memory_room(const shm_access *access)
 {
     size_t room = access->total_bytes / ep_shm_connection_bytes(access->ring_bytes);
     return access->total_bytes == 0 || room > UINT32_MAX ? UINT32_MAX : (uint32_t)room;
 }
 
-/* Makes the connection's memory and hands it over. Takes the socket and a place that is counted.
- * Errors: those the dialer is told. */
+/* Creates the connection's memory and sends it. Takes the socket and a counted place. Errors: those
+ * that the dialler is told. */
 static ep_err welcome(shm_listener *l, int taken_socket, const char *peer, ep_conn **out_conn,
                       ep_error *out_error)
 {
@@ -111,7 +111,7 @@ static ep_conn *take_socket(shm_listener *l, int taken_socket)
     return conn;
 }
 
-/* False once the listener closes. */
+/* False when the listener is closing. */
 static bool begin_accept(shm_listener *l)
 {
     pthread_mutex_lock(&l->lane.lock);
@@ -170,7 +170,7 @@ static void on_retry(ep_lane_job *job)
     accept_all((shm_listener *)(void *)((char *)job - offsetof(shm_listener, retry)));
 }
 
-/* The end, where no event can be under way. */
+/* Ends the listener, at a point where no event can be in progress. */
 static void on_end(ep_lane_job *job)
 {
     shm_listener *l = (shm_listener *)(void *)((char *)job - offsetof(shm_listener, end));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The lane's threads. Each sleeps in epoll and then runs what epoll told and what was posted; a
- * connection belongs to one of them for its life. Nothing here is per connection, so a thousand
- * idle ones cost no wake-up.
+ * The lane's threads. Each sleeps in epoll, then handles its events and runs posted jobs. A
+ * connection belongs to one thread for its life. No timer or list is kept per connection, so a
+ * thousand idle ones cost no wake-up.
  */
 #include "transport/shm/shm_lane.h"
 
@@ -49,10 +49,10 @@ static void ring_self(shm_loop *loop)
 {
     uint64_t one = 1;
     ssize_t n = write(loop->wake, &one, sizeof(one));
-    (void)n; /* it fails only when a wake-up is there already */
+    (void)n; /* it fails only when a wake-up is already there */
 }
 
-/* Lock held, so that the loop stays. */
+/* Lock held, so that the loop stays alive. */
 static void wake(shm_loop *loop)
 {
     if (!loop->woken && !on_thread(loop)) {
@@ -91,7 +91,7 @@ void ep_shm_loop_post_lazy(shm_loop *loop, ep_lane_job *job)
 
 /* ---- the thread ---- */
 
-/* Runs what was posted until now. */
+/* Runs the jobs posted until now. */
 static void run_posted(shm_loop *loop)
 {
     pthread_mutex_lock(&loop->lock);
@@ -107,7 +107,7 @@ static void run_posted(shm_loop *loop)
     pthread_mutex_unlock(&loop->lock);
 }
 
-/* Runs what is due; returns when the next is. */
+/* Runs the jobs that are due; returns when the next one is. */
 static uint64_t run_due(shm_loop *loop)
 {
     uint64_t now_ns = loop->later != NULL ? ep_clock_now_ns() : 0;
@@ -118,7 +118,7 @@ static uint64_t run_due(shm_loop *loop)
     return next_ns;
 }
 
-/* 0: do not sleep, something is posted. -1: for ever. */
+/* 0: do not sleep, because a job is posted. -1: no limit. */
 static int sleep_ms(shm_loop *loop, uint64_t next_ns)
 {
     pthread_mutex_lock(&loop->lock);
@@ -137,7 +137,8 @@ static int sleep_ms(shm_loop *loop, uint64_t next_ns)
 static void on_wake(shm_source *source, uint32_t events)
 {
     (void)source;
-    (void)events; /* only to be awake; edge-triggered, so the counter needs no reading */
+    /* the event only wakes the thread; edge-triggered, so the counter need not be read */
+    (void)events;
 }
 
 static void on_timer(shm_source *source, uint32_t events)
@@ -165,7 +166,8 @@ static void *loop_main(void *arg)
             shm_source *source = events[i].data.ptr;
             source->on_event(source, events[i].events);
         }
-        run_posted(loop); /* here objects are freed: no event of this round points at one */
+        /* jobs may free objects here: no event of this round points at them any more */
+        run_posted(loop);
     }
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A connection's memory: one page with both rings' positions, then both rings. It can neither
- * shrink nor grow, so no access to it can fault. The listener makes it: what a stranger sends is
- * never mapped by a server.
+ * A connection's memory: one page with the positions of both rings, then the rings. It can neither
+ * shrink nor grow, so no access to it can fault. The listener creates it: a server never maps what
+ * a stranger sends.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -42,7 +42,7 @@ void ep_shm_memory_count_refusal(void)
 typedef struct welcome {
     uint64_t magic;
     uint32_t version;
-    uint32_t code; /* ep_err; EP_OK: the descriptor comes along */
+    uint32_t code; /* ep_err; EP_OK: the descriptor is attached */
     uint64_t ring_bytes;
     char text[WELCOME_TEXT_BYTES];
 } welcome;
@@ -161,7 +161,7 @@ bool ep_shm_welcome_send(int socket, size_t ring_bytes, int fd, const ep_error *
     return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof(hello);
 }
 
-/* The one descriptor; any others are closed. -1 none. */
+/* Takes one descriptor and closes any others. -1 none. */
 static int take_descriptor(struct msghdr *message)
 {
     int taken = -1;

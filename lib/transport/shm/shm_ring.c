@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ring: positions checked, bytes copied, and who must be woken. */
+/* The ring: checked positions, copies, and who must be woken. */
 #include "transport/shm/shm_ring.h"
 
 #include <sched.h>
@@ -8,12 +8,13 @@
 static bool take_tail(shm_producer *p, uint64_t tail, size_t *out_bytes)
 {
     if (tail - p->tail_seen > p->head - p->tail_seen) {
-        return false; /* behind what was seen, or before us */
+        return false; /* behind the last value seen, or ahead of us */
     }
     p->tail_seen = tail;
     if (tail == p->head && p->origin != tail) {
         p->origin = tail;
-        __atomic_store_n(&p->shared->origin, tail, __ATOMIC_RELAXED); /* seen with the next head */
+        /* the consumer reads it together with the next head */
+        __atomic_store_n(&p->shared->origin, tail, __ATOMIC_RELAXED);
     }
     *out_bytes = p->bytes - (size_t)(p->head - tail);
     return true;
@@ -28,10 +29,10 @@ bool ep_shm_producer_wait_room(shm_producer *p, size_t *out_bytes)
         return true;
     }
     __atomic_store_n(&p->shared->wants_space, 1, __ATOMIC_SEQ_CST);
-    /* Not an acquiring load: it may pass the store on some CPUs, and then both sides miss the
+    /* A load with acquire order could pass the store on some CPUs, and each side could miss the
      * other's. */
     return take_tail(p, __atomic_load_n(&p->shared->tail, __ATOMIC_SEQ_CST), out_bytes);
-    /* the flag stays: a needless wake-up at most */
+    /* the flag stays set, which costs at most a needless wake-up */
 }
 
 bool ep_shm_producer_is_apart(const shm_producer *p)
@@ -64,10 +65,10 @@ bool ep_shm_consumer_available(shm_consumer *c, size_t *out_bytes)
 {
     uint64_t head = __atomic_load_n(&c->shared->head, __ATOMIC_ACQUIRE);
     if (head - c->tail > c->bytes || head - c->tail < c->head_seen - c->tail) {
-        return false; /* more than the ring holds, or taken back */
+        return false; /* more than the ring holds, or less than before */
     }
     c->head_seen = head;
-    /* while bytes are in the ring it stays as it is */
+    /* it does not change while bytes are in the ring */
     c->origin = __atomic_load_n(&c->shared->origin, __ATOMIC_RELAXED);
     *out_bytes = (size_t)(head - c->tail);
     return true;
@@ -87,7 +88,8 @@ bool ep_shm_consumer_take(shm_consumer *c, uint8_t *out, size_t bytes)
     memcpy(out + first, c->data, bytes - first);
     c->tail += bytes;
     __atomic_store_n(&c->shared->tail, c->tail, __ATOMIC_SEQ_CST);
-    /* At half empty: one wake-up moves much, and the producer fills while we empty the rest. */
+    /* Wake at half empty: one wake-up moves much, and the producer fills while we empty the
+     * rest. */
     return c->head_seen - c->tail <= c->bytes / 2 &&
            __atomic_load_n(&c->shared->wants_space, __ATOMIC_SEQ_CST) != 0 &&
            __atomic_exchange_n(&c->shared->wants_space, 0, __ATOMIC_SEQ_CST) != 0;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How long the receiver of a shared-memory connection may look for more before it sleeps. What
- * arrives earns looking, and looking is paid: so a peer that dribbles, or writes a byte whenever we
- * are about to sleep, costs its connection's thread, which others share, 100 us in all and not a
- * core. Bytes earn somewhat more than copying them takes a peer that does nothing else.
+ * How long the receiver of a shared-memory connection may poll for more before it sleeps. Arriving
+ * bytes and frames earn polling time, and polling spends it. A peer that dribbles, or writes a byte
+ * whenever we are about to sleep, would otherwise occupy its connection's thread, which others
+ * share; so it costs 100 us in all. Bytes earn slightly more than the time that a peer needs to
+ * copy them.
  */
 #ifndef EP_TRANSPORT_SHM_SPIN_H
 #define EP_TRANSPORT_SHM_SPIN_H
@@ -13,11 +14,11 @@
 
 #include "base/clock.h"
 
-/* one look: a peer copies a piece in a fraction of it; a wake-up costs about as much */
+/* one poll: a peer copies a piece in a fraction of it; a wake-up costs about as much */
 #define SHM_SPIN_NS (20 * EP_NS_PER_US)
-/* the most that can be saved up, and one turn's length */
+/* the most that can be saved, and the longest single poll */
 #define SHM_SPINS_NS (5 * SHM_SPIN_NS)
-#define SHM_SPIN_BYTES ((size_t)64 << 10) /* earn one look */
+#define SHM_SPIN_BYTES ((size_t)64 << 10) /* this many bytes earn one poll */
 
 typedef struct shm_spin {
     uint64_t left_ns;
@@ -28,8 +29,8 @@ static inline void shm_spin_init(shm_spin *spin)
     spin->left_ns = SHM_SPINS_NS;
 }
 
-/* frames: ended by these bytes; each earns one look, since its peer may be waiting for an answer to
- * send the next. */
+/* frames: how many these bytes completed. Each earns one poll, since its sender may wait for an
+ * answer before it sends the next. */
 static inline void shm_spin_earn(shm_spin *spin, size_t bytes, unsigned frames)
 {
     uint64_t looks_bytes = bytes < 5 * SHM_SPIN_BYTES ? bytes : 5 * SHM_SPIN_BYTES;
@@ -37,7 +38,7 @@ static inline void shm_spin_earn(shm_spin *spin, size_t bytes, unsigned frames)
     spin->left_ns = spin->left_ns < SHM_SPINS_NS ? spin->left_ns : SHM_SPINS_NS;
 }
 
-/* Of the next look. */
+/* The time that the next poll may take. */
 static inline uint64_t shm_spin_allowed_ns(const shm_spin *spin)
 {
     return spin->left_ns < SHM_SPIN_NS ? spin->left_ns : SHM_SPIN_NS;

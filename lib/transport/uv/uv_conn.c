@@ -2,12 +2,12 @@
 /*
  * A uv stream connection.
  *
- * Sending    one thread at a time is inside the socket (writing): the one that called ep_conn_send,
- *            or the worker once the socket was full or a patient frame is next. It gathers what is
- *            queued, small frames several at a time.
- * Receiving  on its worker: reads while bytes are there, within a budget; lane_assembler makes
+ * Sending    one thread at a time is inside the socket (writing): the caller of ep_conn_send, or
+ *            the worker when the socket was full or a patient frame is next. It gathers queued
+ *            frames, several small ones at a time.
+ * Receiving  on its worker: reads while there are bytes, within a budget; lane_assembler makes
  *            frames.
- * Ending     closing is set and nothing new is written; when the last thread is out of the socket
+ * Ending     closing is set and nothing new is written. When the last thread has left the socket,
  *            its worker closes the libuv handles, then the socket, and finishes in its next job.
  */
 #include <errno.h>
@@ -21,8 +21,8 @@
 #include "transport/uv/uv_lane.h"
 
 #define IOVS_MAX 64
-#define ROUNDS_MAX 16                  /* a caller does not write others' frames for ever */
-#define BUDGET_BYTES ((size_t)4 << 20) /* then the worker's other connections have their turn */
+#define ROUNDS_MAX 16                  /* limits how long a caller writes the frames of others */
+#define BUDGET_BYTES ((size_t)4 << 20) /* after this the worker serves its other connections */
 
 typedef enum conn_state { CONN_NEW, CONN_OPEN, CONN_ENDING, CONN_ENDED } conn_state;
 
@@ -30,22 +30,22 @@ typedef struct uv_conn {
     ep_lane_conn lane;
     ep_uv_loop_worker *worker;
     ep_lane_job job; /* pushed with a reference */
-    int fd;          /* closed by the worker when nobody is inside it */
+    int fd;          /* closed by the worker when no thread is inside it */
 
     /* guarded by lock */
-    bool writing; /* a thread is inside the socket, or runs the done() of what it wrote */
-    /* the socket is full, or the caller is not to write: only the worker writes */
+    bool writing; /* a thread is inside the socket, or runs done() of what it wrote */
+    /* the socket is full, or the caller must not write: only the worker writes */
     bool wait_writable;
 
-    /* touched by the worker only */
+    /* the fields below are touched by the worker only */
     conn_state state;
     uv_poll_t poll;
-    uv_timer_t retry; /* until memory may be there */
-    unsigned handles; /* of the two, not yet closed */
-    int events;       /* watched now */
+    uv_timer_t retry; /* until memory may be available */
+    unsigned handles; /* how many of the two are not closed yet */
+    int events;       /* the events watched now */
 } uv_conn;
 
-/* From any thread, with a reference held: runs the connection's job. */
+/* From any thread, with a reference held: pushes the connection's job. */
 static void kick(ep_lane_conn *lane)
 {
     uv_conn *conn = (uv_conn *)lane;
@@ -58,8 +58,8 @@ static void kick(ep_lane_conn *lane)
 /* ---- sending ---- */
 
 /*
- * A write failed for good. When the peer has ended, what it had sent before may still be unread:
- * then reading goes on, to the end that it finds. True: it does.
+ * A write failed for good. If the peer has ended, bytes that it sent before may still be unread:
+ * then reading goes on until the end of the stream. True: reading goes on.
  */
 static bool end_after_failure(ep_lane_conn *lane, int failed)
 {
@@ -95,7 +95,7 @@ static void write_once(uv_conn *conn, const ep_send **mine, bool on_worker)
     conn->wait_writable =
         reads || failed == EAGAIN || failed == ENOBUFS || (failed == 0 && (size_t)sent < bytes);
     if (whole != NULL) {
-        *mine = NULL; /* another send may get its memory */
+        *mine = NULL; /* another send may get the same memory */
         pthread_mutex_unlock(lane->lock);
         whole->done(whole, EP_OK);
         pthread_mutex_lock(lane->lock);
@@ -103,9 +103,10 @@ static void write_once(uv_conn *conn, const ep_send **mine, bool on_worker)
 }
 
 /*
- * Writes what the socket takes. mine: the frame whose done() may run here, NULL none. on_worker:
- * this is its thread, patient frames too; a caller may find one that another thread queued while it
- * was inside the socket. Lock held on entry and return, nobody is writing. True: the job is to run.
+ * Writes what the socket takes. Lock held on entry and return; no other thread is writing. mine:
+ * the frame whose done() may run here; NULL none. on_worker: this is the worker's thread, which
+ * writes patient frames too. A caller may find a patient frame that another thread queued
+ * meanwhile. True: the job must run.
  */
 static bool write_queue(uv_conn *conn, const ep_send *mine, bool on_worker)
 {
@@ -129,7 +130,8 @@ ep_err ep_uv_conn_send(ep_conn *base, ep_send *send)
     uv_conn *conn = (uv_conn *)base;
     ep_lane_conn *lane = &conn->lane;
     bool must_kick = false;
-    const ep_send *mine = send->done_inside ? send : NULL; /* send may be gone once it is queued */
+    /* send may be freed as soon as it is queued */
+    const ep_send *mine = send->done_inside ? send : NULL;
     const bool is_patient = send->is_patient;
     pthread_mutex_lock(lane->lock);
     ep_err err = ep_lane_conn_queue(lane, send);
@@ -138,7 +140,7 @@ ep_err ep_uv_conn_send(ep_conn *base, ep_send *send)
         must_kick = is_patient || write_queue(conn, mine, false);
     }
     if (must_kick) {
-        ep_lane_conn_ref(lane); /* a done() may have released it */
+        ep_lane_conn_ref(lane); /* a done() may release the connection */
     }
     pthread_mutex_unlock(lane->lock);
     if (must_kick) {
@@ -148,7 +150,7 @@ ep_err ep_uv_conn_send(ep_conn *base, ep_send *send)
     return err;
 }
 
-/* On the worker: the socket takes bytes again. */
+/* On the worker: the socket has room again. */
 static void on_writable(uv_conn *conn)
 {
     ep_lane_conn *lane = &conn->lane;
@@ -156,7 +158,7 @@ static void on_writable(uv_conn *conn)
     bool must_kick = !conn->writing && !lane->closing && write_queue(conn, NULL, true);
     pthread_mutex_unlock(lane->lock);
     if (must_kick) {
-        kick(lane); /* reports, after this callback */
+        kick(lane); /* the job reports, after this callback */
     }
 }
 
@@ -193,8 +195,8 @@ static void end_of_stream(ep_lane_conn *lane, const char *reason)
     ep_lane_conn_end(lane, &lost);
 }
 
-/* Only a failed socket brings a connection here that is not started: it waits for room to write,
- * and there is no handler yet. */
+/* A connection that is not started gets here only when its socket failed: it watches for room to
+ * write, but has no handler yet. */
 static bool is_started(ep_lane_conn *lane)
 {
     pthread_mutex_lock(lane->lock);
@@ -203,13 +205,13 @@ static bool is_started(ep_lane_conn *lane)
     return started;
 }
 
-/* failed: the socket has an error; nothing watches it any more. */
+/* failed: the socket has an error, and is no longer watched. */
 static void on_readable(uv_conn *conn, bool failed)
 {
     ep_lane_conn *lane = &conn->lane;
     size_t had_bytes = 0;
     bool waits = __atomic_load_n(&lane->memory_wait, __ATOMIC_RELAXED);
-    /* one that waits for memory does not read: its error would come again and again */
+    /* a connection that waits for memory does not read, so its error would be reported for ever */
     if (failed && (waits || !is_started(lane))) {
         end_of_stream(lane, "its socket failed");
         return;
@@ -227,7 +229,8 @@ static void on_readable(uv_conn *conn, bool failed)
             conn->worker->heard_ns = now_ns;
             ep_assembler_received(&lane->assembler, (size_t)got);
             had_bytes += (size_t)got;
-            more = pump(conn) && (size_t)got == asked; /* less: the socket is empty */
+            /* fewer bytes than asked: the socket is empty */
+            more = pump(conn) && (size_t)got == asked;
         } else if (got == 0) {
             end_of_stream(lane, "end of stream");
             more = false;
@@ -250,7 +253,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 {
     uv_conn *conn = poll->data;
     if (status < 0) {
-        conn->events = 0; /* libuv watches no more; reading tells why */
+        conn->events = 0; /* libuv has stopped watching; reading tells the error */
     }
     if ((events & UV_WRITABLE) != 0) {
         on_writable(conn);
@@ -258,7 +261,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
     if (status < 0 || (events & UV_READABLE) != 0) {
         on_readable(conn, status < 0);
     }
-    /* Who else changes what is to be watched has the job run. */
+    /* Whoever else changes what is to be watched pushes the job. */
     const bool is_changed =
         events != UV_READABLE || __atomic_load_n(&conn->lane.memory_wait, __ATOMIC_RELAXED);
     if (is_changed && !ep_lane_conn_is_closing(&conn->lane)) {
@@ -266,7 +269,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
     }
 }
 
-/* Watches what is to be watched now. */
+/* Watches the events that are needed now. */
 static void update_events(uv_conn *conn)
 {
     pthread_mutex_lock(conn->lane.lock);
@@ -292,7 +295,7 @@ static void on_retry_memory(uv_timer_t *timer)
     if (ep_lane_conn_is_closing(&conn->lane)) {
         return;
     }
-    pump(conn); /* memory_wait stays until there is memory */
+    pump(conn); /* memory_wait stays set until there is memory */
     ep_assembler_rest(&conn->lane.assembler);
     ep_assembler_note(&conn->lane.assembler, ep_clock_now_ns());
     update_events(conn);
@@ -311,7 +314,7 @@ static void on_handle_closed(uv_handle_t *handle)
     ep_lane_fd_close(fd);
     ep_lane_conn_let_go(&conn->lane);
     conn->state = CONN_ENDED;
-    kick(&conn->lane); /* finishes in its job */
+    kick(&conn->lane); /* its job finishes */
 }
 
 static void open_handles(uv_conn *conn)
@@ -343,7 +346,7 @@ static void close_handles(uv_conn *conn)
     uv_close((uv_handle_t *)&conn->retry, on_handle_closed);
 }
 
-/* Whatever is due. */
+/* The connection's job: does everything that is due. */
 static void run(ep_lane_job *job)
 {
     uv_conn *conn = (uv_conn *)(void *)((char *)job - offsetof(uv_conn, job));
@@ -355,7 +358,8 @@ static void run(ep_lane_job *job)
         ep_lane_conn_report_sent(lane);
         pthread_mutex_lock(lane->lock);
         bool closing = lane->closing;
-        bool writing = conn->writing; /* who writes kicks again when closing */
+        /* a thread that is writing pushes the job again when closing is set */
+        bool writing = conn->writing;
         pthread_mutex_unlock(lane->lock);
         if (!closing) {
             update_events(conn);

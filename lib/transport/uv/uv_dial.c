@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dialing, on the worker of the connection to be: the name's addresses are tried in order, the
- * first that takes us is it. */
+/* Dialling, on the worker of the future connection: addresses are tried in order until one
+ * connects. */
 #include <errno.h>
 #include <netdb.h>
 #include <string.h>
 
 #include "transport/uv/uv_lane.h"
 
-static const ep_error cancelled_error = {.code = EP_ERR_CANCELLED}; /* nobody hears it */
+/* its owner has cancelled, so nobody reads it */
+static const ep_error cancelled_error = {.code = EP_ERR_CANCELLED};
 
 static void kick(ep_lane_dial *dial)
 {
     uv_dial *d = (uv_dial *)dial;
-    ep_lane_dial_ref(dial); /* the queued job's */
+    ep_lane_dial_ref(dial); /* the reference of the queued job */
     if (!ep_uv_loop_worker_push(d->worker, &d->job)) {
         ep_lane_dial_unref(dial);
     }
 }
 
-/* The one result; nothing of the dial is open any more but fd. why: when it is not connected. */
+/* Reports the result, once; of the dial only fd is open. why: the error if not connected. */
 static void report(uv_dial *d, const ep_error *why)
 {
     ep_conn *conn = NULL;
@@ -80,13 +81,13 @@ static void on_connected(uv_poll_t *poll, int status, int events)
 {
     uv_dial *d = poll->data;
     socklen_t bytes = sizeof(d->failed);
-    (void)status; /* an error of the socket is told by SO_ERROR */
+    (void)status; /* SO_ERROR tells the error of the socket */
     (void)events;
     if (getsockopt(d->fd, SOL_SOCKET, SO_ERROR, &d->failed, &bytes) != 0) {
         d->failed = errno;
     }
     uv_poll_stop(poll);
-    /* another handle watches the socket from then on */
+    /* from then on another handle watches the socket */
     uv_close((uv_handle_t *)poll, on_poll_closed);
 }
 
@@ -145,7 +146,7 @@ static void begin(uv_dial *d)
                              .ai_socktype = SOCK_STREAM,
                              .ai_flags = AI_NUMERICSERV | AI_NUMERICHOST};
     d->begun = true;
-    /* A numeric address, as most are, needs neither the resolver nor the threads it starts. */
+    /* A numeric address, the usual case, needs neither the resolver nor its threads. */
     if (getaddrinfo(d->to.host[0] != 0 ? d->to.host : "127.0.0.1", d->to.port, &hints, &d->list) ==
         0) {
         d->at = d->list;
@@ -164,7 +165,7 @@ static void begin(uv_dial *d)
     d->resolving = true;
 }
 
-/* Begins; and ends what is under way when cancelled. */
+/* The dial's job: begins it, and ends what is running when cancelled. */
 static void run(ep_lane_job *job)
 {
     uv_dial *d = (uv_dial *)(void *)((char *)job - offsetof(uv_dial, job));
@@ -175,7 +176,7 @@ static void run(ep_lane_job *job)
         d->begun = true;
         report(d, &cancelled_error);
     } else if (cancelled && !d->over && d->resolving) {
-        uv_cancel((uv_req_t *)&d->resolve); /* when it runs already its end is waited for */
+        uv_cancel((uv_req_t *)&d->resolve); /* if it is running already, its end is waited for */
     } else if (cancelled && !d->over && d->polling && !uv_is_closing((uv_handle_t *)&d->poll)) {
         uv_close((uv_handle_t *)&d->poll, on_poll_closed);
     }

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Inside of the uv-stream lane: tcp sockets on a few libuv loops, with the same framing as
- * nng-stream, so that each end may use either. The sockets are ours; libuv watches them, keeps the
+ * nng-stream, so that each end may use either. We own the sockets; libuv watches them, keeps the
  * timers and resolves names.
  *
- * Sending     whoever calls ep_conn_send writes to the socket itself when nobody else does and
- *             nothing waits; what the socket does not take is left to the connection's worker, and
- *             so are patient frames. So a small frame wakes no thread of ours, and a thread that
- *             computes does not do the network's work.
- * Receiving   on the worker only, which also runs on_frame. What a callback sends leaves at once,
+ * Sending     the caller of ep_conn_send writes to the socket itself if no other thread does and
+ *             nothing waits. The connection's worker writes what the socket does not take, and
+ *             patient frames. So a small frame wakes no thread of ours, and a thread that computes
+ *             does not do the network's work.
+ * Receiving   only on the worker, which also runs on_frame. What a callback sends leaves at once,
  *             from the same thread.
- * Elsewhere   every other act on a connection is a job of its worker: libuv handles are touched
- *             there only.
+ * Elsewhere   everything else on a connection is a job of its worker, because only the worker may
+ *             touch libuv handles.
  *
  * libuv 1.44.2: an error on a watched socket stops the watch and is reported as a negative status;
- * the read that follows tells which. Waking a loop costs as much as a small round trip, so a worker
- * that is awake, or the caller, is not woken.
+ * the read that follows tells which error it was. Waking a loop costs as much as a small round
+ * trip, so a worker that is awake, or that is the caller, is not woken.
  */
 #ifndef EP_TRANSPORT_UV_LANE_H
 #define EP_TRANSPORT_UV_LANE_H
@@ -33,7 +33,8 @@
 typedef struct ep_uv_loop_worker {
     /* for its thread only */
     uv_loop_t loop;
-    uint64_t heard_ns; /* when something came for its connections, so that busy polling goes on */
+    /* when its connections last received something, so that busy polling goes on */
+    uint64_t heard_ns;
     /* private */
     uv_async_t wake;
     uv_prepare_t before;
@@ -50,22 +51,22 @@ typedef struct ep_uv_loop_worker {
 
 /* Starts the workers unless they run. Errors: IO, NO_MEMORY. */
 ep_err ep_uv_loop_workers_start(ep_error *out_error);
-/* The workers in turn. */
+/* Returns the workers in turn. */
 ep_uv_loop_worker *ep_uv_loop_worker_choose(void);
 /*
  * From any thread: runs job soon on the worker's thread, never inside this call. False when it was
- * queued already: it then runs once for both.
+ * queued already; it then runs only once.
  */
 bool ep_uv_loop_worker_push(ep_uv_loop_worker *worker, ep_lane_job *job);
-/* Looks of busy polling so far. */
+/* The number of busy polls so far. */
 uint64_t ep_uv_polls(void);
 /* fini of ep_lane_ops: ends the workers. */
 void ep_uv_fini(void);
 
 /* uv_conn.c */
 /*
- * Takes the connected socket and count's place (NULL: none) in every case; address is the peer's.
- * Errors: NO_MEMORY.
+ * Takes the connected socket and the place of count (NULL: none), also on error; address is the
+ * peer's. Errors: NO_MEMORY.
  */
 ep_err ep_uv_conn_create(const ep_lane_ops *lane, int taken_fd,
                          const struct sockaddr_storage *address, const ep_lane_limits *limits,
@@ -79,7 +80,7 @@ typedef struct uv_dial {
     ep_uv_loop_worker *worker;
     ep_lane_job job;
     ep_host_port to;
-    /* touched by the worker only */
+    /* the fields below are touched by the worker only */
     bool begun;
     bool resolving;
     bool polling; /* poll is open */
@@ -89,7 +90,7 @@ typedef struct uv_dial {
     struct addrinfo *list;
     const struct addrinfo *at;
     int fd;     /* -1: none */
-    int failed; /* errno of the newest attempt; 0: connected */
+    int failed; /* errno of the last attempt; 0: connected */
 } uv_dial;
 
 /* uv_dial.c */
@@ -99,9 +100,8 @@ ep_err ep_uv_dial(ep_dial *dial, const ep_lane_address *address, ep_error *out_e
 ep_err ep_uv_err(int errno_number);
 void ep_uv_socket_set_options(int fd);
 /*
- * Of a connected socket: no pacing towards a peer on this machine. There is no network to be kind
- * to, and the pacing of BBR, the default of many systems, leaves two thirds of what memory can move
- * unused.
+ * For a connected socket: turns pacing off towards a peer on this machine. BBR, the default of many
+ * systems, would leave two thirds of the memory's bandwidth unused there.
  */
 void ep_uv_socket_set_congestion(int fd, const struct sockaddr_storage *peer);
 

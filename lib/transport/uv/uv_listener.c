@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Accepting, on one worker; connections go to all of them in turn. We accept ourselves: out of
- * descriptors libuv would close what waits, and a failure is followed by a growing pause here.
- * Above connections_max a connection is closed as soon as it is accepted, so its peer knows.
+ * Accepting, on one worker; connections go to all workers in turn. We call accept ourselves:
+ * without free descriptors libuv would close waiting peers. Here a growing pause follows a failure.
+ * Above connections_max a connection is closed as soon as it is accepted, so that its peer knows.
  */
 #include <errno.h>
 #include <netdb.h>
@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "transport/uv/uv_lane.h"
 
-#define ACCEPTS_MAX 64 /* in one callback */
+#define ACCEPTS_MAX 64 /* accepts in one callback */
 
 typedef struct uv_listener {
     ep_lane_listener lane;
@@ -25,7 +25,7 @@ typedef struct uv_listener {
     /* touched by the worker only */
     uv_poll_t poll;
     uv_timer_t pause;
-    unsigned handles; /* open ones */
+    unsigned handles; /* how many are open */
     bool opened;
     bool ending; /* handles are being closed */
 } uv_listener;
@@ -106,10 +106,10 @@ static void on_handle_closed(uv_handle_t *handle)
     pthread_mutex_lock(&l->lane.lock);
     l->closed = true;
     pthread_cond_broadcast(&l->lane.changed);
-    pthread_mutex_unlock(&l->lane.lock); /* the listener may be gone after this */
+    pthread_mutex_unlock(&l->lane.lock); /* the listener may be freed after this */
 }
 
-/* Opens on the first run, closes on the last. */
+/* The listener's job: opens on its first run, closes on its last. */
 static void run(ep_lane_job *job)
 {
     uv_listener *l = (uv_listener *)(void *)((char *)job - offsetof(uv_listener, job));
@@ -129,7 +129,8 @@ static void run(ep_lane_job *job)
                    EP_KV(reason, uv_strerror(failed)), EP_KV(effect, "nobody gets in there"));
         }
     }
-    if (is_closing(l) && !l->ending) { /* once: closed while it was being opened, it runs again */
+    /* only once: a listener closed while it was being opened runs again */
+    if (is_closing(l) && !l->ending) {
         l->ending = true;
         if (l->handles == 2) {
             uv_close((uv_handle_t *)&l->poll, on_handle_closed);
@@ -138,7 +139,7 @@ static void run(ep_lane_job *job)
     }
 }
 
-/* A listening socket on the first of the addresses that takes one. Returns -1 with errno. */
+/* Opens a listening socket on the first address that allows it. Returns -1 with errno. */
 static int open_socket(const struct addrinfo *list)
 {
     int fd = -1;
@@ -219,8 +220,8 @@ static void listener_close(ep_listener *base)
     uv_listener *l = (uv_listener *)base;
     pthread_mutex_lock(&l->lane.lock);
     l->closing = true;
-    /* Under the lock: a run under way that sees the end must have this one behind it, not after the
-     * listener is gone. */
+    /* Pushed under the lock: a run that sees `closing` now must be followed by this one before the
+     * listener is freed. */
     ep_uv_loop_worker_push(l->worker, &l->job);
     while (!l->closed) {
         pthread_cond_wait(&l->lane.changed, &l->lane.lock);

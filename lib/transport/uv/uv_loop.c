@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The worker threads, one libuv loop each. Jobs are run before and after each wait, so a job that a
- * callback of the loop pushes needs no wake-up; another thread wakes the loop only when it sleeps,
+ * The worker threads, each with a libuv loop. Jobs run before and after each wait, so a job that a
+ * callback of the loop pushes needs no wake-up. Another thread wakes the loop only when it sleeps,
  * and only once.
  */
 #include <sched.h>
@@ -30,7 +30,7 @@ static uv_lane lane = LANE_AT_REST;
 static uint32_t next_worker;                /* atomic */
 static uint64_t busy_poll_ns;               /* atomic */
 static uint64_t polls;                      /* atomic */
-static __thread ep_uv_loop_worker *current; /* the worker whose thread this is */
+static __thread ep_uv_loop_worker *current; /* the worker of the present thread */
 
 void ep_stream_lane_set_busy_poll(uint32_t microseconds)
 {
@@ -49,7 +49,7 @@ uint64_t ep_uv_polls(void)
 
 /* ---- on a worker's thread ---- */
 
-/* Lock held, dropped while a job runs; none is left on return. */
+/* Runs all jobs. Lock held, dropped while a job runs. */
 static void run_jobs_locked(ep_uv_loop_worker *worker)
 {
     while (worker->jobs.head != NULL) {
@@ -60,8 +60,7 @@ static void run_jobs_locked(ep_uv_loop_worker *worker)
     }
 }
 
-/* While looking again and again; whoever needs this core, perhaps the peer, must get it now and
- * then. */
+/* During busy polling: yields now and then to others that need this core, perhaps the peer. */
 static void on_spin(uv_idle_t *spin)
 {
     ep_uv_loop_worker *worker = spin->data;
@@ -106,7 +105,7 @@ static void after_wait(uv_check_t *handle)
     run_jobs_locked(worker);
     pthread_mutex_unlock(&worker->lock);
     if (stopping) {
-        close_own_handles(worker); /* nothing else is open: then the loop ends */
+        close_own_handles(worker); /* nothing else is open, so the loop ends */
     }
 }
 
@@ -179,7 +178,7 @@ ep_err ep_uv_loop_workers_start(ep_error *out_error)
         for (lane.count = 0; lane.count < wanted && err == EP_OK; lane.count += err == EP_OK) {
             err = worker_open(&lane.workers[lane.count]);
         }
-        lane.running = lane.count > 0; /* fewer do too */
+        lane.running = lane.count > 0; /* fewer workers are enough */
         err = lane.running ? EP_OK : err;
     }
     pthread_mutex_unlock(&lane.lock);

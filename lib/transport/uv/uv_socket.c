@@ -25,7 +25,7 @@ ep_err ep_uv_err(int number)
 }
 
 /* Small frames must not wait for acknowledgements, and a peer whose machine vanished must be
- * noticed some day. */
+ * noticed at some time. */
 void ep_uv_socket_set_options(int fd)
 {
     int on = 1;
@@ -55,7 +55,7 @@ void ep_uv_socket_set_congestion(int fd, const struct sockaddr_storage *peer)
     socklen_t bytes = sizeof(own);
     memset(&own, 0, sizeof(own));
     if (getsockname(fd, (struct sockaddr *)&own, &bytes) == 0 && same_machine(peer, &own)) {
-        /* or it stays as it is */
+        /* if this fails, the setting stays */
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, sizeof(name) - 1);
     }
 }
