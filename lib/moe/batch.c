@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What each slot of a checked batch is: masks, marks, sentinels and the ranges of special experts.
- * And the one place where a batch's values are checked: everything below trusts one that passed. */
+/* The kind of each slot of a checked batch: masks, marks, sentinels and the ranges of special
+ * experts. And the only place where a batch's values are checked; everything below trusts it. */
 #include "moe/batch.h"
 
 #include <inttypes.h>
@@ -35,7 +35,7 @@ ep_slot_kind ep_batch_slot(const ep_batch *batch, const ep_layer_shape *shape, u
 {
     *out_expert = EP_NO_EXPERT;
     if (slot >= batch->top_k) {
-        /* An uncombined result has no place for shared rows, so they are not asked for. */
+        /* An uncombined result has no place for shared rows. */
         if (batch->form == EP_RESULT_UNCOMBINED || !ep_batch_token_active(batch, token)) {
             return EP_SLOT_INACTIVE;
         }
@@ -67,7 +67,7 @@ ep_slot_kind ep_batch_slot(const ep_batch *batch, const ep_layer_shape *shape, u
         *out_expert = (uint32_t)(id - consts);
         return EP_SLOT_CONST;
     }
-    /* Zero experts and sentinels contribute nothing: inactive like any other. */
+    /* Zero experts and sentinels contribute nothing, so they are inactive too. */
     return EP_SLOT_INACTIVE;
 }
 
@@ -113,7 +113,7 @@ static ep_err check_counts(const ep_batch *batch, const ep_layer_shape *shape, e
     if (per_token == 0) {
         return BAD("batch has 0 slots per token: allowed 1..%d", EP_TOP_K_MAX);
     }
-    /* a prepared batch may meet a newer table */
+    /* a prepared batch may meet a newer routing table */
     if (batch->hidden != shape->hidden) {
         return BAD("batch has rows of %" PRIu32 " elements, layer %" PRIu32 " has %" PRIu32,
                    batch->hidden, shape->layer, shape->hidden);
@@ -191,7 +191,7 @@ static ep_err check_ids(const ep_batch *batch, const ep_layer_shape *shape, ep_e
     return EP_OK;
 }
 
-/* One element after the policy: a replaced element is finite and no larger than the row's
+/* Checks one element after the policy: a replaced one is finite and no larger than the row's
  * others. */
 static ep_err check_element(const ep_batch *batch, uint32_t token, size_t element, float value,
                             ep_error *out_error)
@@ -240,7 +240,7 @@ static ep_err check_row(const ep_batch *batch, uint32_t token, ep_error *out_err
     return EP_OK;
 }
 
-/* Rows of inactive tokens are never read: they may hold anything. */
+/* Rows of inactive tokens are never read, so they may hold anything. */
 ep_err ep_batch_check_x(const ep_batch *batch, ep_error *out_error)
 {
     if (batch->nan_policy != EP_NAN_REJECT && !(batch->x_abs_max > 0.0f)) {

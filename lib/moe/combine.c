@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The canonical combine, one token at a time. Elements of a row are independent, so the compiler
- * may work on many at once; within an element the order and the separate roundings are as written
- * (the build forbids fusing).
+ * may compute many at once. For each element, order and separate roundings are as written (the
+ * build forbids fusing).
  */
 #include "moe/combine.h"
 
@@ -19,9 +19,10 @@
 
 #define SCRATCH_ROWS 5
 #define SCRATCH_ALIGN_FLOATS 16
-#define QUANT_PIECE 512u /* elements of an int8 row widened at a time; whole blocks */
+/* how many elements of an int8 row are widened at a time; whole blocks */
+#define QUANT_PIECE 512u
 
-/* A row as it came: of the wire type, or int8 with its scales. */
+/* A row as it arrived: of the wire type, or int8 with its scales. */
 typedef struct {
     const void *row;
     const void *scales; /* NULL: plain */
@@ -87,7 +88,7 @@ static void kernel_rule(uint32_t hidden, const float *x, const float *alpha1, co
 }
 
 /*
- * r of a constant expert, into s->row, in f32: neither rounded to the wire type nor weighted.
+ * Writes r of a constant expert to s->row, in f32: neither rounded to the wire type nor weighted.
  *     kernel  (p1, p2) = softmax(dot(alpha1, x), dot(alpha2, x)); r = p1*x + p2*v, products
  *             rounded, then the sum
  *     linear  r = alpha1*x + alpha2*v, element by element
@@ -138,7 +139,7 @@ static const float *special_row(const ep_batch *batch, uint32_t token, ep_slot_k
     return s->row;
 }
 
-/* Widened in pieces that stay in the first cache, so that no row is read or written twice. */
+/* Widens pieces that stay in the first-level cache, so that a row is read once, never stored. */
 static void add_quantized(const ep_batch *batch, const int8_t *row, const uint8_t *scales,
                           bool weighted, float weight, token_scratch *s)
 {
@@ -155,7 +156,7 @@ static void add_quantized(const ep_batch *batch, const int8_t *row, const uint8_
     }
 }
 
-/* A whole row as floats of the wire type. */
+/* A whole row, widened to floats with values of the wire type. */
 static void widen_sent(const ep_batch *batch, sent_row sent, float *out)
 {
     if (sent.scales != NULL) {
@@ -173,7 +174,7 @@ static void widen_repaired(const ep_batch *batch, sent_row sent, float *out)
     }
 }
 
-/* A NULL row is a missing one: the caller has allowed that and reports it. */
+/* A NULL row is missing; the caller has allowed that and reports it. */
 static void add_expert_row(const ep_batch *batch, sent_row sent, bool weighted, float weight,
                            token_scratch *s)
 {
@@ -212,8 +213,8 @@ static void combine_token(const ep_batch *batch, const ep_layer_shape *shape, co
         ep_slot_kind kind = ep_batch_slot(batch, shape, token, k, &expert);
         switch (kind) {
         case EP_SLOT_ROUTED:
-            /* With the weight on the input, or in a partial sum, the node has applied it
-             * already. */
+            /* With the weight on the input, or in a partial sum, the node has applied the
+             * weight. */
             add_expert_row(batch, row, batch->weight_on == EP_WEIGHT_ON_OUTPUT && !batch->node_sum,
                            ep_batch_scale(batch, token, k), s);
             break;
@@ -252,7 +253,7 @@ static void write_slots(const ep_batch *batch, const ep_layer_shape *shape, cons
         } else if (kind == EP_SLOT_ROUTED && sent.row != NULL) {
             ep_row_convert(sent.row, batch->wire_dtype, batch->hidden, batch->out_dtype, out_row);
         } else if (kind == EP_SLOT_COPY || kind == EP_SLOT_CONST) {
-            /* As if it had travelled: rounded to the wire type first. */
+            /* Rounded to the wire type first, like a row that travelled. */
             const float *r = special_row(batch, token, kind, expert, s);
             ep_row_narrow(r, batch->hidden, batch->wire_dtype, s->acc);
             ep_row_convert(s->acc, batch->wire_dtype, batch->hidden, batch->out_dtype, out_row);

@@ -7,24 +7,24 @@
  *
  * Rows       rows[slot_number] points at H elements of wire_dtype (any alignment), or is NULL for
  *            slots that need none. A needed row that is NULL counts as missing and contributes
- *            nothing: callers see to it that this happens only with allow_missing. rows itself is
+ *            nothing; callers make sure that this happens only with allow_missing. rows itself is
  *            never NULL.
  * Quantised  with EP_COMBINE_INT8 rows[slot_number] points at H int8 and row_scales[slot_number] at
- *            ceil(H/8) scales of wire_dtype (moe/quantize.h); they are widened piece by piece on
- *            the way into the sum.
- * Special    copy and constant experts join the sum as f32 (w * r, no rounding to the wire type);
+ *            ceil(H/8) scales of wire_dtype (moe/quantize.h); they are widened piece by piece when
+ *            they are added.
+ * Special    copy and constant experts are added as f32 (w * r, not rounded to the wire type);
  *            uncombined, r is rounded to the wire type like any other row.
- * Node sum   routed and shared rows are the partial sums that ep_partials_place put there, added as
- *            they are.
- * Input      with EP_WEIGHT_ON_INPUT routed rows are added as they are; copy and constant rows are
- *            still multiplied by w.
- * NaN, Inf   with rows_policy zero or mean experts' rows and rows of constant experts are repaired
+ * Node sum   routed and shared rows are the partial sums that ep_partials_place put there, added
+ *            without a weight.
+ * Input      with EP_WEIGHT_ON_INPUT routed rows are added without a weight; copy and constant rows
+ *            are still multiplied by w.
+ * NaN, Inf   with rows_policy zero or mean, experts' rows and rows of constant experts are repaired
  *            before they are added, to values of wire_dtype. reject changes nothing here: the
- *            caller looks first (ep_combine_find_nonfinite). Not for node sums.
- * Out        combined, partial: [T,H] of out_dtype. uncombined: [T,K,H] of out_dtype: row(t,k)
- *            converted; inactive slots 0. Inactive tokens give zero rows. Shared rows and the
- *            caller's shared tensor have no place in uncombined.
- * Threads    pure; distinct token ranges may run at once.
+ *            caller checks beforehand (ep_combine_find_nonfinite). Not for node sums.
+ * Out        combined, partial: [T,H] of out_dtype. uncombined: [T,K,H] of out_dtype, row(t,k)
+ *            converted; inactive slots 0. Inactive tokens give rows of zeros. An uncombined result
+ *            has no shared rows and no shared tensor of the caller.
+ * Threads    pure; distinct token ranges may run at the same time.
  */
 #ifndef EP_MOE_COMBINE_H
 #define EP_MOE_COMBINE_H
@@ -44,7 +44,7 @@ void ep_combine(const ep_batch *batch, const ep_layer_shape *shape, const void *
                 const void *const *row_scales, uint32_t token_begin, uint32_t token_end,
                 float *scratch, const ep_combine_out *out);
 
-/* An element of an expert's row that is NaN or Inf. */
+/* A NaN or Inf in an expert's row. */
 typedef struct ep_nonfinite {
     uint32_t token;
     uint32_t slot;
@@ -52,8 +52,8 @@ typedef struct ep_nonfinite {
     float value;
 } ep_nonfinite;
 
-/* The first one among the rows that count. rows, row_scales, scratch and the range of tokens as for
- * the combine. false: none, and out_found is left as it is. */
+/* Finds the first one among the rows that count. rows, row_scales, scratch and the token range as
+ * for ep_combine. false: there is none, and out_found is unchanged. */
 bool ep_combine_find_nonfinite(const ep_batch *batch, const ep_layer_shape *shape,
                                const void *const *rows, const void *const *row_scales,
                                uint32_t token_begin, uint32_t token_end, float *scratch,

@@ -9,7 +9,7 @@
 #include "base/numeric.h"
 
 #define CHUNK 256
-#define COUNT_CHUNK ((size_t)8192) /* a count of 16 bits holds it */
+#define COUNT_CHUNK ((size_t)8192) /* so that a 16-bit count cannot overflow */
 
 bool ep_dtype_is_float(ep_dtype dtype)
 {
@@ -138,8 +138,7 @@ void ep_row_convert(const void *row, ep_dtype dtype, size_t n, ep_dtype out_dtyp
 typedef uint16_t __attribute__((may_alias, aligned(1))) any_u16;
 typedef uint32_t __attribute__((may_alias, aligned(1))) any_u32;
 
-/* A sum of the elements' own width: then as many of them as a register holds are counted at
- * once. */
+/* A counter as wide as elements lets the compiler count a whole register of them at once. */
 static uint32_t count_16(const any_u16 *bits, size_t count, uint16_t exponent)
 {
     uint16_t found = 0;

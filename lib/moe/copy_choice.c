@@ -7,13 +7,13 @@
 
 #define NO_NODE UINT32_MAX
 
-/* The better ones first. */
+/* From the best to the worst. */
 typedef enum copy_rank { RANK_QUICK, RANK_SLOW, RANK_LAST, RANK_NONE } copy_rank;
 
 typedef struct chooser {
     const ep_routing_layer *layer;
     const ep_copy_choice *choice;
-    uint32_t probed; /* a slow node that counts as quick this time */
+    uint32_t probed; /* a slow node that this call treats as quick */
 } chooser;
 
 static float slowness_of(const chooser *c, uint32_t node)
@@ -56,7 +56,7 @@ static uint32_t choose_one(const chooser *c, uint32_t expert)
     uint32_t begin = c->layer->offsets[expert];
     uint32_t end = c->layer->offsets[expert + 1];
     copy_rank best = RANK_NONE;
-    uint32_t count = 0; /* copies of that rank */
+    uint32_t count = 0; /* how many copies have the best rank */
     for (uint32_t copy = begin; copy < end; copy++) {
         copy_rank rank = rank_of(c, copy);
         count = rank < best ? 1 : count + (rank == best);
@@ -65,7 +65,7 @@ static uint32_t choose_one(const chooser *c, uint32_t expert)
     if (best == RANK_NONE) {
         return EP_NO_EXPERT;
     }
-    uint64_t state = expert; /* one step of splitmix64 is the hash */
+    uint64_t state = expert; /* the hash is one step of splitmix64 */
     uint32_t skip = count > 1 ? (uint32_t)((ep_splitmix64(&state) + c->choice->spread) % count) : 0;
     const float work =
         c->choice->pass_slots + (c->choice->slots != NULL ? (float)c->choice->slots[expert] : 1);
@@ -87,7 +87,7 @@ static uint32_t choose_one(const chooser *c, uint32_t expert)
     return chosen;
 }
 
-/* The most slots first, then by number: Shell's sort, which takes no memory. */
+/* Sorts by slots, the most first, then by number: Shell sort, which needs no memory. */
 static void sort_by_slots(uint32_t *experts, uint32_t count, const uint32_t *slots)
 {
     for (uint32_t gap = count / 2; gap > 0; gap = gap == 2 ? 1 : gap * 5 / 11) {

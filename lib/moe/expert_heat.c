@@ -7,29 +7,31 @@
 
 #include "base/check.h"
 
-#define MEAN_VISITS 96.0f /* over how many visits of a layer a profile's means reach */
-/* over how many visits (of any layer) the fit of a profile is judged */
+#define MEAN_VISITS 96.0f /* how many visits of a layer a profile's means reach back */
+/* how many visits (of any layer) the fit of a profile covers */
 #define FIT_VISITS 10.0f
-#define NORM_VISITS 400.0f   /* and what is usual for the present one */
-#define SWITCH_MARGIN 0.15f  /* nats per use by which another profile must fit better */
-#define STRANGE_MARGIN 0.30f /* nats per use below the usual: no profile knows this load */
-#define STRANGE_VISITS 24    /* for so many visits, before another profile is begun */
-#define CHANCE_FLOOR 0.002f  /* what nobody has seen may still come */
-#define MEAN_CLASSES 16      /* of the square root of a mean */
-#define ROW_CLASSES 4        /* 0, 1, 2..3, more */
+#define NORM_VISITS 400.0f  /* the same for the usual fit of the present profile */
+#define SWITCH_MARGIN 0.15f /* another profile must fit better by this many nats per use */
+/* a fit this many nats per use below the usual: no profile knows the load */
+#define STRANGE_MARGIN 0.30f
+#define STRANGE_VISITS 24   /* a new profile begins after this many such visits */
+#define CHANCE_FLOOR 0.002f /* chance of an expert that was never seen */
+#define MEAN_CLASSES 16     /* classes of the square root of a mean */
+#define ROW_CLASSES 4       /* of rows in the last visit: 0, 1, 2..3, more */
 #define FIRST_SEEN 4.0f
-#define SEEN_MAX 4096.0f      /* then older ones count half */
-#define CHANCES_EVERY 16      /* visits */
-#define PREFETCH_MARGIN 1.10f /* hotter than the victim by this factor ... */
-#define PREFETCH_FLOOR 0.01f  /* ... and at least that much */
-#define PREFETCH_DEPTH 2      /* layers */
-/* what an expert is worth whose layer's turn is in more than half a round */
+#define SEEN_MAX 4096.0f /* above this count, older observations count half */
+#define CHANCES_EVERY 16 /* chances are computed anew after this many visits */
+/* a prefetched expert must be hotter than the victim by this factor ... */
+#define PREFETCH_MARGIN 1.10f
+#define PREFETCH_FLOOR 0.01f /* ... and by at least this much */
+#define PREFETCH_DEPTH 2     /* how many layers ahead are prefetched */
+/* factor for the heat of an expert whose layer is more than half a round away */
 #define AWAY_FACTOR 0.5f
-/* over how many visits it is judged whether layers follow each other */
+/* how many visits the check covers whether layers follow each other in order */
 #define ORDER_VISITS 32.0f
-#define ORDER_LEAST 0.5f /* of them as foretold: there is an order */
-#define TRUST_MAX 8      /* visits that a layer's successor outlives without being right */
-#define ROUND_LEAST 4    /* layers: with fewer the next turn is always near */
+#define ORDER_LEAST 0.5f /* there is an order if this part of them came as predicted */
+#define TRUST_MAX 8      /* how many wrong predictions a layer's successor survives at most */
+#define ROUND_LEAST 4    /* with fewer layers, every layer's next turn is near */
 #define NO_LAYER UINT32_MAX
 
 typedef struct heat_layer {
@@ -41,14 +43,15 @@ typedef struct heat_layer {
     uint8_t *last;  /* [experts] rows in the last visit, 0..255 */
     uint8_t *place; /* [experts] ep_heat_place */
     bool is_coldest_known;
-    uint32_t coldest; /* resident with the least heat; experts: none */
-    uint32_t next;    /* layer that is visited after it; NO_LAYER not known */
+    uint32_t coldest; /* the resident expert with the least heat; `experts`: none */
+    uint32_t next;    /* the layer visited after it; NO_LAYER: unknown */
     uint32_t next_trust;
-    uint32_t ahead; /* so many visits after the last one it is its turn; 0: not known */
+    /* after how many visits from the last one this layer's turn comes; 0: unknown */
+    uint32_t ahead;
 } heat_layer;
 
 typedef struct heat_profile {
-    float fit; /* mean log chance of what was used, over FIT_VISITS */
+    float fit; /* mean log chance of the used experts, over FIT_VISITS */
     uint64_t last_visit;
 } heat_profile;
 
@@ -62,15 +65,15 @@ struct ep_expert_heat {
     float usual; /* fit of the present profile, over NORM_VISITS */
     uint32_t strange_visits;
     uint64_t visits;
-    uint64_t present_visits; /* since it became the present one */
-    /* experts of such a mean that had so many rows in the last visit ... */
+    uint64_t present_visits; /* visits since it became the present profile */
+    /* observations: experts with this mean that had this many rows in the last visit ... */
     float seen[MEAN_CLASSES + 1][ROW_CLASSES];
-    /* ... and those of them that were used in this one */
+    /* ... and how many of them were used in this visit */
     float used[MEAN_CLASSES + 1][ROW_CLASSES];
     float chance[MEAN_CLASSES + 2][ROW_CLASSES];
     uint32_t last_layer;
-    uint32_t round;      /* visits after which the last layer comes again; 0: not known */
-    float order;         /* part of the visits whose layer was foretold */
+    uint32_t round;      /* after how many visits the last layer comes again; 0: unknown */
+    float order;         /* part of the visits whose layer was predicted */
     uint32_t unmeasured; /* visits since chance was computed */
 };
 
@@ -82,7 +85,7 @@ ep_err ep_expert_heat_create(ep_expert_heat **out_heat)
     }
     heat->profiles_count = 1;
     for (uint32_t m = 0; m <= MEAN_CLASSES; m++) {
-        for (uint32_t r = 0; r < ROW_CLASSES; r++) { /* before anything is measured */
+        for (uint32_t r = 0; r < ROW_CLASSES; r++) { /* values until something is measured */
             const float mean = (float)(m * m) / (float)(MEAN_CLASSES * MEAN_CLASSES);
             heat->seen[m][r] = FIRST_SEEN;
             heat->used[m][r] = FIRST_SEEN * (r == 0 ? 0.7f * mean : 0.3f + 0.7f * mean);
@@ -144,7 +147,7 @@ static uint32_t row_class(uint32_t rows)
     return rows < 2 ? rows : rows < 4 ? 2 : 3;
 }
 
-/* As measured, between the two nearest means. */
+/* As measured, interpolated between the two nearest means. */
 static float chance(const ep_expert_heat *heat, const heat_layer *layer, uint32_t expert)
 {
     const float at = sqrtf(layer->means[heat->present][expert]) * MEAN_CLASSES;
@@ -159,7 +162,7 @@ float ep_expert_heat_of(const ep_expert_heat *heat, uint32_t layer, uint32_t exp
     return chance(heat, &heat->layers[layer], expert);
 }
 
-/* ---- which load is this ---- */
+/* ---- which profile fits the present load ---- */
 
 static void judge_profiles(ep_expert_heat *heat, const heat_layer *layer, const uint32_t *experts,
                            uint32_t count)
@@ -184,7 +187,8 @@ static void become_present(ep_expert_heat *heat, uint32_t profile)
     }
 }
 
-/* A copy of the present profile that learns anew; the one not seen for longest makes room. */
+/* Begins a copy of the present profile that learns anew. It replaces the one that was not used for
+ * the longest time. */
 static void begin_profile(ep_expert_heat *heat)
 {
     uint32_t to = heat->profiles_count;
@@ -202,7 +206,7 @@ static void begin_profile(ep_expert_heat *heat)
     for (uint32_t l = 0; l < heat->layers_count; l++) {
         heat_layer *layer = &heat->layers[l];
         memcpy(layer->means[to], layer->means[heat->present], layer->experts * sizeof(float));
-        layer->visits[to] = 4; /* what was known counts as so many visits */
+        layer->visits[to] = 4; /* the copied knowledge counts as this many visits */
     }
     heat->profiles[to].fit = heat->profiles[heat->present].fit;
     become_present(heat, to);
@@ -233,8 +237,7 @@ static void choose_profile(ep_expert_heat *heat)
 
 /* ---- visits ---- */
 
-/* How often are experts used that had this mean and these rows in the last visit? One layer at a
- * time. */
+/* Measures how often experts are used, by their mean and rows in the last visit, for one layer. */
 static void measure_chances(ep_expert_heat *heat, const heat_layer *layer, const uint32_t *experts,
                             uint32_t count)
 {
@@ -267,7 +270,8 @@ static void measure_chances(ep_expert_heat *heat, const heat_layer *layer, const
     }
 }
 
-/* Layers follow each other as they did the last time; from the one visited on, how far is each? */
+/* Layers are expected to follow each other as they did the last time: how far each is from the
+ * present one. */
 static void follow_order(ep_expert_heat *heat, uint32_t index)
 {
     if (heat->visits > 0) {
@@ -336,7 +340,7 @@ void ep_expert_heat_set_place(ep_expert_heat *heat, uint32_t layer, uint32_t exp
 
 /* ---- choices ---- */
 
-/* The coldest resident expert of a layer that can go; experts: none. */
+/* The coldest resident expert of a layer that can be evicted; `experts`: none. */
 static uint32_t coldest_of(ep_expert_heat *heat, uint32_t index,
                            bool (*may_go)(void *arg, uint32_t layer, uint32_t expert), void *arg)
 {
@@ -374,8 +378,8 @@ static bool has_order(const ep_expert_heat *heat)
     return heat->order >= ORDER_LEAST && heat->round >= ROUND_LEAST;
 }
 
-/* For a load that somebody waits for all layers count alike. One ahead of time may take what can
- * come back before it is missed. */
+/* For a load that a request waits for, all layers count alike. A prefetch may evict an expert that
+ * can be loaded again before it is missed. */
 static float away_factor(const ep_expert_heat *heat, const heat_layer *layer, bool is_ahead)
 {
     return is_ahead && has_order(heat) && layer->ahead > heat->round / 2 ? AWAY_FACTOR : 1.0f;
@@ -402,8 +406,8 @@ bool ep_expert_heat_victim(ep_expert_heat *heat, bool is_ahead,
     return found;
 }
 
-/* Whether a load that takes `lead` visits may be for this layer: in time, and not so early that
- * what it takes is missed before. */
+/* Whether a prefetch that takes `lead` visits suits this layer: it ends in time, and not so early
+ * that the evicted expert would be missed before. */
 static bool is_next(const ep_expert_heat *heat, const heat_layer *layer, uint32_t lead)
 {
     return !has_order(heat) || (layer->ahead >= lead && layer->ahead < lead + PREFETCH_DEPTH &&

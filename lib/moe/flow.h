@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The words every file of the token path shares: one layer's shape and one batch's wishes.
+ * Types that every file of the token path shares: the shape of a layer and the options of a batch.
  *
  * Shape letters: T tokens, K slots per token, E routed experts, S shared experts, H width on the
  * wire, I inner, N nodes. Expert indexes used inside ("table index"): [0,E) routed, [E,E+S) shared.
@@ -31,10 +31,11 @@ typedef struct ep_layer_shape {
     uint32_t inner;          /* I */
     uint32_t experts;        /* E */
     uint32_t shared_experts; /* S */
-    uint32_t top_k;          /* of the model; a batch may use another */
+    uint32_t top_k;          /* of the model; a batch may have another K */
     ep_activation activation;
-    /* what callers compare their model's layer with, and nobody computes by: */
-    bool form_told;        /* false: nodes of an older version do not tell the rest */
+    /* callers compare the fields below with their model's layer; no computation uses them */
+    /* false: the fields below are unknown, because nodes of an older version do not report them */
+    bool form_told;
     uint32_t shared_inner; /* I of the shared expert; 0 none */
     ep_activation_numbers numbers;
 } ep_layer_shape;

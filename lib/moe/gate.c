@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One token at a time: selection scores, group limit, top-k, weights. Steps and their order are
- * those of expertd/gate.h; everything is f32.
+ * One token at a time: selection scores, group limit, top-k, weights. The steps are those of
+ * expertd/gate.h, in that order; everything is f32.
  */
 #include "expertd/gate.h"
 
@@ -18,24 +18,24 @@
 
 #define STACK_EXPERTS 1024
 
-/* What one token needs beside its logits. */
+/* The state for one token. */
 typedef struct {
     const ep_gate_config *config;
     const float *logits; /* [E] */
-    float *scores;       /* [E] of a softmax exp(l - max), then selection scores */
+    float *scores;       /* [E] exp(l - max) for a softmax, then selection scores */
     float *changed;      /* [E] logits after softcap and noise; NULL without both */
     uint32_t token;
-    float max; /* of the logits, for a softmax */
-    float sum; /* of exp(l - max), ascending */
+    float max; /* of the logits; for a softmax */
+    float sum; /* of exp(l - max) in ascending order */
 } gate_token;
 
-/* torch's softplus: the logit itself above 20. */
+/* As torch's softplus: above 20 it is the logit itself. */
 static float sqrt_softplus(float logit)
 {
     return sqrtf(logit > 20.0f ? logit : log1pf(ep_expf(logit)));
 }
 
-/* Of what has this score by itself, not by what is selected beside it. */
+/* The score that does not depend on what else is selected. */
 static float score_of(const gate_token *g, ep_gate_score kind, uint32_t expert)
 {
     switch (kind) {
@@ -50,8 +50,7 @@ static float score_of(const gate_token *g, ep_gate_score kind, uint32_t expert)
     }
 }
 
-/* Draw number `stream` (0 noise, 1 dropout) of one (token, expert): independent of every other draw
- * and of their order. */
+/* Random number of one (token, expert) in stream 0 (noise) or 1 (dropout), in any order. */
 static double uniform_draw(const gate_token *g, uint32_t expert, uint32_t stream)
 {
     uint64_t index = (((uint64_t)g->token * g->config->experts) + expert) * 2 + stream;
@@ -127,7 +126,8 @@ static void mask_groups(gate_token *g)
     const ep_gate_config *config = g->config;
     float group_scores[EP_GATE_GROUPS_MAX];
     uint32_t size = config->experts / config->groups;
-    float masked = config->group_mask == EP_GROUP_MASK_ZERO ? 0.0f : NAN; /* -inf: never taken */
+    /* NaN stands for -inf: never selected */
+    float masked = config->group_mask == EP_GROUP_MASK_ZERO ? 0.0f : NAN;
 
     for (uint32_t i = 0; i < config->groups; i++) {
         group_scores[i] = group_score(g, i, size);
@@ -144,9 +144,9 @@ static void mask_groups(gate_token *g)
     }
 }
 
-/* Keeps the best K in descending order while experts come in ascending id, so that of equals the
- * lower id stays ahead. Dropped experts come after all others: they are taken only when fewer than
- * K are left. NAN: of a group that is not kept; the others are at least K. */
+/* Keeps the best K in descending order. Experts come in ascending id, so of equals the lower id
+ * stays ahead. Dropped experts come after all others: they are selected only when fewer than K are
+ * left. NaN marks experts of groups that are not kept; the others are at least K. */
 static void select_top_k(const gate_token *g, int32_t *out_ids)
 {
     const ep_gate_config *config = g->config;
@@ -181,7 +181,7 @@ static void softmax_selected(const gate_token *g, const int32_t *ids, float *out
 {
     uint32_t top_k = g->config->top_k;
     float max = g->logits[ids[0]];
-    for (uint32_t k = 1; k < top_k; k++) { /* the first slot need not hold the largest logit */
+    for (uint32_t k = 1; k < top_k; k++) { /* the largest logit need not be in the first slot */
         max = g->logits[ids[k]] > max ? g->logits[ids[k]] : max;
     }
     float sum = 0.0f;
@@ -194,8 +194,7 @@ static void softmax_selected(const gate_token *g, const int32_t *ids, float *out
     }
 }
 
-/* Slot after slot: the best of the experts left, and its share among those of them that are near
- * it. */
+/* For each slot: the best of the remaining experts, weighted by its share among those near it. */
 static void mix_sparsely(const gate_token *g, int32_t *out_ids, float *out_weights)
 {
     const ep_gate_config *config = g->config;

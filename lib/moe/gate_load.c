@@ -37,7 +37,7 @@ static ep_err check(const ep_gate_config *config, uint32_t tokens, const float *
     return err;
 }
 
-/* counts and sums [E] are 0. */
+/* counts and sums [E] must be 0. */
 static EP_FLOAT_WORK ep_err compute(const ep_gate_config *config, uint32_t tokens,
                                     const float *logits, const int32_t *ids, const uint8_t *active,
                                     uint64_t *counts, double *sums, ep_gate_load *out_load)

@@ -19,12 +19,12 @@ void ep_host_count_loads(const ep_batch *batch, const ep_layer_shape *shape, con
     const uint32_t all = token_end - token_begin;
     const uint32_t counted = all < EP_HOST_COUNTED_TOKENS ? all : EP_HOST_COUNTED_TOKENS;
     const uint32_t stride = counted > 0 ? all / counted : 1;
-    uint32_t *node_seen = scratch; /* the last token that came by, and one more */
+    uint32_t *node_seen = scratch; /* the last counted token with a slot there, plus one */
     uint32_t *host_seen = scratch + nodes_count;
     memset(scratch, 0, 2 * (size_t)nodes_count * sizeof(*scratch));
     memset(out_loads, 0, nodes_count * sizeof(*out_loads));
     for (uint32_t i = 0; i < counted; i++) {
-        /* anywhere in its part: batches may repeat themselves with a period */
+        /* at a pseudo-random place in its part, because batches may be periodic */
         const uint32_t t = token_begin + i * stride + (i * 2654435761u >> 8) % stride;
         for (uint32_t k = 0; k < per_token; k++) {
             uint32_t expert;
@@ -59,7 +59,7 @@ static double time_of(const ep_host_way *way, uint64_t bytes)
     return way->samples > 0 ? way->round_trip_us + way->us_per_byte * (double)bytes : 0;
 }
 
-/* One call in so many tries the way that is not chosen; fewer the more that costs. */
+/* Whether this call tries the other way. The slower that is, the rarer. */
 static bool is_try(uint64_t turn, double chosen_us, double other_us)
 {
     const double ratio = chosen_us > 0 && other_us > chosen_us ? other_us / chosen_us : 1;

@@ -41,7 +41,7 @@ ep_err ep_host_groups(const ep_routing_table *table, uint32_t members_max, uint3
     return EP_OK;
 }
 
-/* Counts each owner's slots; parts come out by ascending node. */
+/* Counts the slots of each owner; parts are ordered by ascending node. */
 static uint32_t find_owners(const ep_plan_slot *slots, uint32_t count, const uint32_t *chosen,
                             ep_host_part *parts, uint32_t parts_max)
 {

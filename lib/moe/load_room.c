@@ -4,7 +4,7 @@
 #include <math.h>
 
 #define MEAN_OVER 16.0
-/* times the mean: longer ones count as that much, or one pause would promise room for long */
+/* a pause counts this many times the mean at most, or one would promise room for long */
 #define PAUSE 4.0
 
 static void learn(double *mean, double value)
@@ -53,7 +53,7 @@ void ep_load_room_loaded(ep_load_room *room, uint64_t took_ns)
 bool ep_load_room_fits(const ep_load_room *room, uint64_t now_ns)
 {
     const double idle_ns = since(room->idle_since_ns, now_ns);
-    const bool is_quiet = idle_ns > PAUSE * room->idle_ns; /* also when nothing is known yet */
+    const bool is_quiet = idle_ns > PAUSE * room->idle_ns; /* also true when nothing is known yet */
     return !room->is_needed && (is_quiet || idle_ns + room->load_ns <= room->idle_ns);
 }
 

@@ -26,7 +26,7 @@ static ep_err gini(const uint64_t *counts, uint32_t experts, uint64_t slots, dou
     }
     free(sorted);
     double value = 2.0 * weighted / ((double)experts * (double)slots) - (experts + 1.0) / experts;
-    *out_gini = value > 0 ? value : 0; /* even loads may round to just below 0 */
+    *out_gini = value > 0 ? value : 0; /* for even loads, rounding may give slightly less than 0 */
     return EP_OK;
 }
 

@@ -26,14 +26,14 @@
 typedef struct ep_load_statistics {
     uint64_t slots;        /* C */
     double max_over_mean;  /* 0 without slots */
-    uint32_t max_expert;   /* the lowest of the fullest; 0 without slots */
+    uint32_t max_expert;   /* the fullest expert, the lowest index of equals; 0 without slots */
     double gini;           /* 0 without slots */
     double auxiliary_loss; /* 0 without slots or without tokens */
 } ep_load_statistics;
 
 /*
  * counts [experts], experts at least 1; their sum fits in 64 bits. probability_sums [experts]: sum
- * of p over `tokens` tokens; NULL with tokens 0.
+ * of p over `tokens` tokens; NULL when tokens is 0.
  * Errors: NO_MEMORY.
  */
 ep_err ep_load_statistics_compute(const uint64_t *counts, uint32_t experts,
@@ -41,8 +41,8 @@ ep_err ep_load_statistics_compute(const uint64_t *counts, uint32_t experts,
                                   ep_load_statistics *out_statistics);
 
 /*
- * Adds one token's probabilities to sums [experts]. logits [experts] f32 of a gate that took them:
- * no NaN, a finite largest one for a softmax. A sigmoid row whose scores are all 0 adds nothing.
+ * Adds one token's probabilities to sums [experts]. logits [experts] f32 that the gate accepts: no
+ * NaN, and for a softmax a finite maximum. A sigmoid row whose scores are all 0 adds nothing.
  */
 void ep_load_add_probabilities(bool sigmoid, const float *logits, uint32_t experts, double *sums);
 

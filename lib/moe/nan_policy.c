@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A token row after the NaN policy, in f32 and as it travels. A replacement is first rounded to x's
- * type, so both agree. An i8 row has no non-finite element; a row scale that is not finite marks
- * the whole row (moe/quantize.h). Quantised rows are made from what the policy leaves.
+ * A token row after the NaN policy, in f32 and in the form that travels. A replacement is first
+ * rounded to x's type, so that both agree. An i8 row has no non-finite element; a row scale that is
+ * not finite marks the whole row (moe/quantize.h). Rows are quantised after the policy.
  */
 #include <math.h>
 #include <string.h>
@@ -40,8 +40,7 @@ uint32_t ep_batch_count_nonfinite(const ep_batch *batch, uint32_t token)
                                             batch->hidden);
 }
 
-/* Mean of the finite elements, 0 when there is none. f64: the sum of H floats cannot overflow
- * it. */
+/* Mean of the finite elements; 0 when there are none. In f64, which H floats cannot overflow. */
 static float finite_mean(const ep_batch *batch, const uint8_t *row)
 {
     size_t element = ep_dtype_bytes(batch->x.dtype);
@@ -61,7 +60,7 @@ static float finite_mean(const ep_batch *batch, const uint8_t *row)
     return count == 0 ? 0.0f : (float)(sum / (double)count);
 }
 
-/* What stands in for a non-finite element, as a value of x's type. */
+/* The value that replaces a non-finite element; it is a value of x's type. */
 static float replacement(const ep_batch *batch, const uint8_t *row)
 {
     if (batch->nan_policy != EP_NAN_MEAN) {
@@ -155,8 +154,8 @@ static const float *smooth_row(const ep_batch *batch, uint32_t slot, uint32_t ex
 }
 
 /*
- * A row with replaced elements, which is rare: one scale may need the whole row, so it is widened
- * piece by piece, once for the greatest magnitude and once for the codes.
+ * A row with replaced elements, which is rare. The scale needs the whole row, so it is widened
+ * twice, piece by piece: for the greatest magnitude, then for the codes.
  */
 static float send_replaced_i8(const ep_batch *batch, const uint8_t *row, const float *smooth,
                               int8_t *out)
@@ -205,7 +204,7 @@ static void send_replaced_f8(const ep_batch *batch, const uint8_t *row, uint8_t 
     }
 }
 
-/* A row whose elements are looked at. */
+/* A row that is quantised, or that may need repair. */
 static EP_FLOAT_WORK void send_row(const ep_batch *batch, uint32_t token, const float *smooth,
                                    uint8_t *out, float *scales)
 {

@@ -9,11 +9,10 @@
 
 const char ep_row_covered[1] = {0};
 
-/* Slots of the frame at hand, until it is known which of them is its token's first. */
+/* Marks slots of the present frame until it is known which one is its token's first. */
 static const char unplaced[1] = {0};
 
-/* Rows of more slots than any token has come from peers that mean no good: they are sorted in n log
- * n. */
+/* Only a hostile peer sends a row with more slots than a token has: it is sorted in n log n. */
 #define INSERTION_SORT_MAX 128u
 
 /* By place, then by slot index. */
@@ -49,7 +48,7 @@ void ep_node_sum_order(const ep_node_sum_slots *slots, uint32_t *row_begins, uin
         row_begins[slots->slot_rows[s * slots->slot_stride]]++;
     }
     uint32_t end = 0;
-    /* the end of each row; it goes down to its begin */
+    /* the end of each row; it is moved down to its begin */
     for (uint32_t r = 0; r <= slots->rows_count; r++) {
         end += row_begins[r];
         row_begins[r] = end;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A counting sort by expert in two passes over the ids; the second one copies each token's row to
- * all its places at once. */
+/* A counting sort by expert in two passes over the ids; the second pass copies each token's row to
+ * all its places. */
 #include "expertd/permute.h"
 
 #include <inttypes.h>
@@ -22,7 +22,7 @@ void ep_permute_config_init_sized(ep_permute_config *out_config, size_t struct_b
     ep_struct_init(out_config, struct_bytes, &defaults, sizeof(defaults));
 }
 
-/* The active range with its default filled in. */
+/* The end of the expert range, with its default. */
 static uint32_t expert_end(const ep_permute_config *config)
 {
     return config->expert_end == 0 ? config->experts : config->expert_end;
@@ -104,9 +104,9 @@ size_t ep_permute_workspace_bytes(const ep_permute_config *given)
                : 0;
 }
 
-/* Of one expert of the range: sorted slots that were placed, and the position of the first. */
+/* For one expert of the range: how many sorted slots are placed, and the first's position. */
 typedef struct {
-    uint32_t count; /* first pass: all; second: placed so far */
+    uint32_t count; /* first pass: all slots; second pass: those placed so far */
     uint32_t first;
 } expert_place;
 
@@ -123,7 +123,7 @@ typedef struct {
     bool stream;
 } permutation;
 
-/* The slot's expert, counted from the range's begin; UINT32_MAX: none that is wanted. */
+/* The slot's expert, counted from the range's begin; UINT32_MAX: inactive or outside. */
 static uint32_t place_of(const permutation *p, size_t slot)
 {
     int32_t id = p->in->ids[slot];
@@ -132,7 +132,7 @@ static uint32_t place_of(const permutation *p, size_t slot)
                                                                      : UINT32_MAX;
 }
 
-/* Ids are range-checked in masked slots too. */
+/* Checks ids also in masked slots. */
 static ep_err count_slots(const permutation *p, ep_error *out_error)
 {
     uint32_t experts = p->config->experts;
@@ -152,7 +152,7 @@ static ep_err count_slots(const permutation *p, ep_error *out_error)
     return EP_OK;
 }
 
-/* Rows of one expert that are made, of its sorted positions [first, first + count). */
+/* How many rows one expert gets for its sorted positions [first, first + count). */
 static uint32_t rows_made(const permutation *p, uint32_t first, uint32_t count)
 {
     if (p->config->drop == EP_PERMUTE_DROP_PAD) {

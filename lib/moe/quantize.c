@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows in 8 bits: what a scale is and what the special cases are. The loops are in
- * quantize_loops.c. */
+/* Rows in 8 bits: scales and special cases. The loops are in quantize_loops.c. */
 #include "moe/quantize.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows in 8 bits, for the wire and for 8-bit compute alike. Every step is rounded in f32 unless
- * said otherwise.
+ * Rows in 8 bits, for the wire and for 8-bit compute. Every step is rounded in f32 unless said
+ * otherwise.
  *
  *   int8 per row
  *     amax over the row; d = 127.0f / amax; q = round-half-even(x * d); scale = 1.0f / d. Back: q *
@@ -9,18 +9,18 @@
  *     With smooth scales every element is first multiplied by its channel's scale.
  *   int8 per block of 8, for the way back (the vendor's comm_quant_mode 2)
  *     s = amax * (1.0f / 127); wire scale = s rounded to the wire type;
- *     q = round-half-even(x / s rounded to f16), held in -127..127.
+ *     q = round-half-even(x / s rounded to f16), limited to -127..127.
  *     s = 0: q = 0, wire scale = 0. A non-finite element: the block's q = 0, wire scale = NaN.
  *     Back: q * wire scale, then rounded to the wire type.
  *   fp8 e4m3 per block of 128
- *     scale = amax / 448; q = e4m3(x / scale), nearest even, held in -448..448. Back: q * scale.
+ *     scale = amax / 448; q = e4m3(x / scale), nearest even, limited to -448..448. Back: q * scale.
  *     scale = 0: q = 0. A non-finite element: the block's q = 0, scale = NaN.
  *
- * So a non-finite element spoils what shares its scale and nothing else: int8 its row, the blocks
- * their block. Zeros of the int8 forms come back as +0. In the block form a wire scale may round to
- * 0 (f16) where s does not: such a block comes back as zeros. Only where s is subnormal can x / s
- * be above 127: amax * (1 / 127) has lost its lower bits there. The last block of a row is short
- * when H is no multiple of it.
+ * So a non-finite element spoils only what shares its scale: its row, or its block. Zeros of the
+ * int8 forms come back as +0. In the block form a wire scale may round to 0 (f16) where s does not;
+ * such a block comes back as zeros. x / s can exceed 127 only where s is subnormal, since amax * (1
+ * / 127) has lost its lower bits there. The last block of a row is short when H is no multiple of
+ * the block.
  *
  * Memory     typed rows (bf16, f16, f32) and scales of the wire type at any alignment; float arrays
  *            aligned. Nothing overlaps.
@@ -37,7 +37,7 @@
 #define EP_QUANT_BLOCK_I8 8u   /* elements per scale, int8 on the way back */
 #define EP_QUANT_BLOCK_F8 128u /* elements per scale, fp8 */
 
-/* Scales of a row of n elements in blocks of `block`. */
+/* Number of scales of a row of n elements in blocks of `block`. */
 static inline size_t ep_quant_blocks(size_t n, size_t block)
 {
     return (n + block - 1) / block;
@@ -46,8 +46,8 @@ static inline size_t ep_quant_blocks(size_t n, size_t block)
 /* row [n] of dtype, smooth [n] or NULL; writes out [n] and returns the row's scale. */
 float ep_row_quantize_i8(const void *row, ep_dtype dtype, const float *smooth, size_t n,
                          int8_t *out);
-/* The scale of a row whose greatest magnitude has these bits, and d; when it is not above 0 the
- * codes are 0. */
+/* The scale of a row, and d, from the bits of its greatest magnitude; a scale that is not above 0
+ * means that all codes are 0. */
 float ep_row_scale_i8(uint32_t amax_bits, float *out_d);
 /* out[i] = q[i] * scale, rounded once in f32. */
 void ep_row_dequantize_i8(const int8_t *row, float scale, size_t n, float *out);
@@ -63,12 +63,11 @@ void ep_row_dequantize_i8_blocks(const int8_t *row, const void *scales, ep_dtype
 /* row [n] of dtype; writes out [n] codes and scales [ep_quant_blocks(n, EP_QUANT_BLOCK_F8)]. */
 void ep_row_quantize_f8(const void *row, ep_dtype dtype, size_t n, uint8_t *out, float *scales);
 
-/* ---- the loops under it, one form per instruction set; all give the same bits ---- */
+/* ---- the loops for each instruction set; all give the same bits ---- */
 
 typedef struct ep_quant_kernel {
     const char *name; /* "avx2", "generic" */
-    /* Greatest |x * smooth| as the bits of an f32: 0x7f800000 or above when some element is not
-     * finite. */
+    /* Greatest |x * smooth| as the bits of an f32; 0x7f800000 or more if one is not finite. */
     uint32_t (*amax_bits)(const void *row, ep_dtype dtype, const float *smooth, size_t n);
     void (*to_i8)(const void *row, ep_dtype dtype, const float *smooth, size_t n, float d,
                   int8_t *out);
@@ -76,11 +75,11 @@ typedef struct ep_quant_kernel {
     void (*to_i8_blocks)(const void *row, ep_dtype dtype, size_t n, int8_t *out, void *scales);
     void (*from_i8_blocks)(const int8_t *row, const void *scales, ep_dtype dtype, size_t n,
                            float *out);
-    /* One block: a finite scale above 0. */
+    /* One block; scale is finite and above 0. */
     void (*to_f8)(const void *row, ep_dtype dtype, size_t n, float scale, uint8_t *out);
 } ep_quant_kernel;
 
-/* Those this CPU runs, fastest first; NULL past the last. */
+/* The kernels that this CPU can run, fastest first; NULL past the last. */
 const ep_quant_kernel *ep_quant_kernel_at(size_t index);
 const ep_quant_kernel *ep_quant_kernel_best(void);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Blocks of 8: the plain form, which is also what others leave over. */
+/* Blocks of 8: the plain form, which the vector forms use for what they leave over. */
 #include "moe/quantize_block.h"
 
 #include "moe/quantize_element.h"
@@ -16,8 +16,8 @@ static void store_scale(void *scales, ep_dtype dtype, size_t b, float scale)
     memcpy((uint8_t *)scales + b * sizeof(narrow), &narrow, sizeof(narrow));
 }
 
-/* x / s rounded to f16, then to an integer, held in -127..127. What lies below f16's normal numbers
- * rounds to 0 in the end either way. */
+/* x / s rounded to f16, then to an integer, limited to -127..127. Values below f16's normal numbers
+ * become 0 either way. */
 INLINE int8_t block_code(float value, float s)
 {
     uint32_t u = ep_f32_bits(value / s);

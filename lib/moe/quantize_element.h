@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the loops of quantised rows are made of, without branches. A rounding to an integer is an
- * addition of 1.5 * 2^23 and the low byte of the sum; maxima are taken over the bits of magnitudes,
- * which are ordered as the values are and put what is not finite on top.
+ * Building blocks for the loops of quantised rows, without branches. Rounding to an integer is an
+ * addition of 1.5 * 2^23, of which the low byte is taken. Maxima are taken of the bits of
+ * magnitudes: they order like the values, and non-finite values come out largest.
  */
 #ifndef EP_MOE_QUANTIZE_ELEMENT_H
 #define EP_MOE_QUANTIZE_ELEMENT_H
@@ -47,7 +47,7 @@ INLINE int8_t low_byte(float rounded)
 
 INLINE uint32_t amax_of(const void *row, ep_dtype dtype, const float *smooth, size_t n)
 {
-    /* signed: magnitudes have no sign bit, and every instruction set compares signed words */
+    /* signed, since every instruction set compares signed words, and magnitudes have no sign bit */
     int32_t amax = 0;
     for (size_t i = 0; i < n; i++) {
         float value = element(row, dtype, i);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loops of quantised rows, written once without branches and compiled once per instruction set
- * (wider registers than AVX2's gain nothing here: the conversions to bytes are the limit). */
+/* The loops of quantised rows, written once without branches and compiled for each instruction set.
+ * Registers wider than AVX2's gain nothing, because the conversions to bytes limit the speed. */
 #include <stdatomic.h>
 
 #include "base/cpu_features.h"
@@ -8,7 +8,7 @@
 #include "moe/quantize_block.h"
 #include "moe/quantize_element.h"
 
-/* amax * d is 127 within one rounding, so the rounded value always fits. */
+/* amax * d is 127 within one rounding, so the rounded value always fits a byte. */
 INLINE void to_i8_of(const void *restrict row, ep_dtype dtype, const float *restrict smooth,
                      size_t n, float d, int8_t *restrict out)
 {
@@ -112,7 +112,7 @@ const ep_quant_kernel *ep_quant_kernel_at(size_t index)
     return index < count ? usable[index] : NULL;
 }
 
-/* Kept: asking the CPU takes longer than a short row. */
+/* Cached, because asking the CPU takes longer than a short row. */
 const ep_quant_kernel *ep_quant_kernel_best(void)
 {
     static const ep_quant_kernel *_Atomic best;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Builds a routing plan in one pass over the ids and a radix sort. The pass lists the slots that
- * need a row in ascending number and counts them; once copies are chosen each gets its chunk and
- * its row; then two stable scatters, by expert and by chunk, leave the slots by chunk, expert,
+ * need a row, in ascending number, and counts them. Once copies are chosen, each gets its chunk and
+ * its row. Two stable scatters, by expert and by chunk, then order the slots by chunk, expert,
  * token.
  */
 #include "moe/routing_plan.h"
@@ -21,13 +21,13 @@ typedef struct {
     uint32_t slot_number;
     uint32_t expert;
     uint32_t chunk;
-    uint32_t row; /* in the chunk */
+    uint32_t row; /* row index in the chunk */
 } needed_slot;
 
 typedef struct {
-    uint32_t chunk;       /* that takes its next row */
-    uint32_t token_slots; /* of the token at hand, until the first of them is placed */
-    uint32_t row_chunk;   /* chunk that has this token's row already */
+    uint32_t chunk;       /* the chunk that takes the node's next row */
+    uint32_t token_slots; /* slots of the present token, until the first of them is placed */
+    uint32_t row_chunk;   /* the chunk that already has this token's row */
 } node_scratch;
 
 typedef struct {
@@ -45,7 +45,7 @@ typedef struct {
 
 uint64_t ep_plan_chunks_max(uint64_t slots, uint64_t room_slots, uint32_t nodes)
 {
-    /* Two chunks of a node that follow each other hold more than room_slots together. */
+    /* Two consecutive chunks of a node together hold more than room_slots. */
     uint64_t chunks = 2 * slots / (room_slots + 1) + nodes;
     return chunks < slots ? chunks : slots;
 }
@@ -71,8 +71,7 @@ void ep_routing_plan_fini(ep_routing_plan *plan)
     memset(plan, 0, sizeof(*plan));
 }
 
-/* Replaces the array at *array by one of count elements; nothing in it is kept, each build fills it
- * anew. */
+/* Replaces *array by one of count elements. The content is lost: each build fills it anew. */
 static ep_err renew(void *array, size_t count, size_t element_bytes)
 {
     void *old;
@@ -86,7 +85,7 @@ static ep_err renew(void *array, size_t count, size_t element_bytes)
     return EP_OK;
 }
 
-/* The one array that grows while it is being filled. */
+/* The only array that grows while it is being filled. */
 static ep_err reserve_chunks(ep_routing_plan *plan, size_t count)
 {
     plan_scratch *scratch = plan->priv;
@@ -211,8 +210,8 @@ static bool fits(const build_input *in, uint32_t node, uint64_t rows, uint64_t s
             slots * cut->reply_slot_bytes <= cut->room_bytes[node]);
 }
 
-/* Gives the slots of one token, needed[first..end), their chunks and rows. The first one at a node
- * looks whether all of them fit. */
+/* Gives the slots of one token, needed[first..end), their chunks and rows. For its first slot at a
+ * node, checks whether all of them fit the chunk. */
 static ep_err place_slots(ep_routing_plan *plan, const build_input *in, uint32_t first,
                           uint32_t end)
 {
@@ -293,7 +292,7 @@ static ep_err assign_slots(ep_routing_plan *plan, const build_input *in, ep_erro
     return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "no memory for a plan");
 }
 
-/* Turns counts into first places. */
+/* Turns counts into positions of the first elements. */
 static void lay_out(ep_routing_plan *plan, uint32_t experts)
 {
     plan_scratch *scratch = plan->priv;
@@ -309,11 +308,11 @@ static void lay_out(ep_routing_plan *plan, uint32_t experts)
         chunk->rows_begin = plan->rows_count;
         plan->slots_count += chunk->slots_count;
         plan->rows_count += chunk->rows_count;
-        chunk->slots_count = 0; /* counts up again while its slots are written */
+        chunk->slots_count = 0; /* incremented again while the slots are written */
     }
 }
 
-/* Slots ascend in `needed`, so their tokens are found without a division for each. */
+/* Slots in `needed` ascend, so their tokens are found without a division each. */
 static void sort_slots(ep_routing_plan *plan)
 {
     plan_scratch *scratch = plan->priv;

@@ -154,8 +154,8 @@ const ep_routing_layer *ep_routing_table_find_layer(const ep_routing_table *tabl
     return NULL;
 }
 
-/* FNV-1a. Integers go in as 8 little-endian bytes, strings with their terminator, so that no two
- * tables walk alike. */
+/* FNV-1a. Integers enter as 8 little-endian bytes, strings with their terminator, so that different
+ * tables give different input. */
 static uint64_t digest_bytes(uint64_t digest, const void *data, size_t bytes)
 {
     const uint8_t *p = data;
@@ -225,7 +225,8 @@ uint64_t ep_routing_table_checksum(const ep_routing_table *table)
         digest = digest_u64(digest, table->nodes[n].node_id);
         digest = digest_string(digest, table->nodes[n].name);
         digest = digest_string(digest, table->nodes[n].url);
-        /* else as builds that know no hosts: tables they kept stay readable */
+        /* otherwise the digest is that of builds that know no hosts, so stored tables stay
+         * readable */
         if (table->nodes[n].host[0] != '\0') {
             digest = digest_string(digest, table->nodes[n].host);
         }

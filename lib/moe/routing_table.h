@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A routing table says which nodes hold which expert. It is immutable: built once, shared by
- * reference count, replaced whole by a newer epoch. Dense arrays; a look-up is one index.
+ * reference count, replaced as a whole by a newer epoch. Its arrays are dense, so a look-up is one
+ * index.
  *
  * Threads    read from any thread; ref and unref are atomic. Building is single-threaded.
  */
@@ -29,16 +30,17 @@ typedef struct ep_epoch {
 int ep_epoch_compare(ep_epoch a, ep_epoch b);
 
 typedef struct ep_routing_node {
-    uint32_t node_id; /* given by the coordinator; stable for a name */
+    uint32_t node_id; /* given by the coordinator; a name keeps its id */
     char name[EP_NODE_NAME_BYTES];
     char url[EP_URL_BYTES];
-    char host[EP_HOST_BYTES]; /* nodes with the same one are on one machine; "" not known: alone */
+    /* nodes with equal names share a machine; "": unknown, shares with none */
+    char host[EP_HOST_BYTES];
 } ep_routing_node;
 
 typedef struct ep_routing_model {
     char name[EP_MODEL_NAME_BYTES];
     char version[EP_VERSION_BYTES];
-    /* who names no version gets this one; at most one of a name. Not in the checksum */
+    /* calls that name no version get this one; at most one per name. Not in the checksum */
     bool is_default;
     uint32_t numerics_count;
     char (*numerics)[EP_NUMERICS_BYTES]; /* [numerics_count] distinct ids in use */
@@ -58,7 +60,7 @@ typedef struct ep_caller_policy {
     uint64_t revision; /* grows with each change; 0: nothing was ever set */
     bool has_hedge_permille;
     uint32_t hedge_permille;
-    /* mode auto: below so many nodes that serve the model every batch is prefill; 0: not set */
+    /* mode auto: with fewer nodes that serve the model, every batch is prefill; 0: not set */
     uint32_t decode_nodes_min;
 } ep_caller_policy;
 
@@ -69,7 +71,7 @@ typedef struct ep_routing_table {
     ep_epoch epoch;
     char policy[EP_POLICY_BYTES];
     uint32_t decode_tokens_max; /* mode auto: T up to this is decode */
-    /* not in the checksum, which builds that do not know it must find too */
+    /* not in the checksum, so that builds which do not know this field get the same one */
     ep_caller_policy caller_policy;
     uint32_t nodes_count;
     ep_routing_node *nodes;
@@ -79,46 +81,45 @@ typedef struct ep_routing_table {
     ep_routing_layer *layers; /* ascending (model_index, shape.layer) */
 } ep_routing_table;
 
-/* An empty table with room for the counts; every nested array is NULL. Errors: NO_MEMORY,
+/* An empty table with room for these counts; every nested array is NULL. Errors: NO_MEMORY,
  * INVALID_ARGUMENT (limits). */
 ep_err ep_routing_table_create(uint32_t nodes_count, uint32_t models_count, uint32_t layers_count,
                                ep_routing_table **out_table);
-/* Gives model `index` its name, its version and room for numerics ids; numerics_of_node is
- * allocated and says "not served" everywhere. Errors: INVALID_ARGUMENT (a name too long),
- * NO_MEMORY. */
+/* Gives model `index` its name, its version and room for numerics ids; allocates numerics_of_node,
+ * which says "not served" everywhere. Errors: INVALID_ARGUMENT (a name too long), NO_MEMORY. */
 ep_err ep_routing_table_model_init(ep_routing_table *table, uint32_t index, const char *name,
                                    const char *version, uint32_t numerics_count);
-/* Gives layer `index` its shape and allocates offsets; copies are given as a total count and
- * allocated too. */
+/* Gives layer `index` its shape, and allocates offsets and copies_total copies. */
 ep_err ep_routing_table_layer_init(ep_routing_table *table, uint32_t index, uint32_t model_index,
                                    const ep_layer_shape *shape, uint32_t copies_total);
 /* Checks every number of a layer's shape. Errors: INVALID_ARGUMENT naming the field, value and
  * allowed range. */
 ep_err ep_layer_shape_check(const ep_layer_shape *shape, ep_error *out_error);
-/* Checks everything a table from the wire or a file may get wrong: names, ranges, ascending
+/* Checks everything that a table from the wire or a file may have wrong: names, ranges, ascending
  * offsets, node indexes, duplicate copies on one node, copies on a node that does not serve the
- * model, order of layers. Expert with no copy is legal. Every nested array must be there
+ * model, order of layers. An expert without copies is valid. Every nested array must be present
  * (numerics_of_node may be NULL). Errors: INVALID_ARGUMENT naming model, layer, expert, value;
  * NO_MEMORY. */
 ep_err ep_routing_table_check(const ep_routing_table *table, ep_error *out_error);
 ep_routing_table *ep_routing_table_ref(ep_routing_table *table);
 void ep_routing_table_unref(ep_routing_table *table);
 
-/* version NULL or "": the version listed last under that name; the order is that of registration
+/* version NULL or "": the last version listed under that name. The order is that of registration
  * and says nothing of age, so callers that act for somebody refuse an unnamed version when there
  * are several. NULL when absent; out_index may be NULL. */
 const ep_routing_model *ep_routing_table_find_model(const ep_routing_table *table, const char *name,
                                                     const char *version, uint32_t *out_index);
 const ep_routing_layer *ep_routing_table_find_layer(const ep_routing_table *table,
                                                     uint32_t model_index, uint32_t layer);
-/* 64-bit digest of the content (FNV-1a over a canonical walk); equal tables, equal checksum. Finds
- * damage, not malice. */
+/* 64-bit digest of the content (FNV-1a in a canonical order); equal tables have equal checksums.
+ * Detects damage, not manipulation. */
 uint64_t ep_routing_table_checksum(const ep_routing_table *table);
-/* The same of caller_policy and that digest: a policy of another table does not fit. */
+/* Digest of caller_policy and of the table's checksum, so another table's policy does not match. */
 uint64_t ep_routing_table_policy_checksum(const ep_routing_table *table);
-/* Of decode_nodes_min and that one, which builds that do not know it must find too. */
+/* Digest of decode_nodes_min and of the policy's checksum; separate, so that builds which do not
+ * know this field can check the policy. */
 uint64_t ep_routing_table_mode_checksum(const ep_routing_table *table);
-/* Nodes that serve the model. */
+/* Number of nodes that serve the model. */
 uint32_t ep_routing_table_count_nodes(const ep_routing_table *table, uint32_t model_index);
 
 #endif

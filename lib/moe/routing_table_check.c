@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a table from the wire or a file may get wrong, each with an error that names the place. */
+/* Checks a table from the wire or a file; each error names the place. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -192,7 +192,7 @@ static ep_err check_expert(const ep_routing_table *table, const ep_routing_layer
     return EP_OK;
 }
 
-/* All of them before any copy is read: they are the bounds of the copies. */
+/* Checks all offsets before any copy is read: they are the bounds of the copies. */
 static ep_err check_offsets(const char *model, const ep_routing_layer *layer, ep_error *out_error)
 {
     if (layer->offsets == NULL || layer->copies == NULL || layer->offsets[0] != 0) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streaming stores, a line at a time where the CPU has such: a line in four pieces waits longer for
- * its end. */
+/* Streaming stores, a whole cache line at a time where the CPU can: a line in four pieces stays
+ * incomplete for longer. */
 #include "moe/row_stream.h"
 
 #include <string.h>
@@ -44,7 +44,7 @@ copy_avx512(uint8_t *restrict to, const uint8_t *restrict from, size_t bytes, co
 
 static copy_func choose(void)
 {
-    static copy_func chosen; /* any thread may find it first; all find the same */
+    static copy_func chosen; /* several threads may set it; all set the same value */
     copy_func copy = __atomic_load_n(&chosen, __ATOMIC_RELAXED);
     if (copy == NULL) {
         copy = ep_cpu_features_read().avx512f ? copy_avx512 : copy_sse2;

@@ -21,7 +21,7 @@ void ep_unpermute_args_init_sized(ep_unpermute_args *out_args, size_t struct_byt
     ep_struct_init(out_args, struct_bytes, &args, sizeof(args));
 }
 
-/* The sum, a row widened and a bias widened. */
+/* For the sum, a widened row and a widened bias. */
 size_t ep_unpermute_workspace_bytes(const ep_unpermute_args *args)
 {
     return 3 * ep_align_up(args->hidden, ALIGN_FLOATS) * sizeof(float);

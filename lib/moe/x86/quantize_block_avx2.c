@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Blocks of 8 with AVX2 and F16C, four at a time; what is not finite, zero or left over goes to the
- * plain form.
- */
+/* Blocks of 8 with AVX2 and F16C, four at a time. Other blocks and the rest go to the plain
+ * form. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -27,7 +26,7 @@ INLINE __m256 load8(const void *row, ep_dtype dtype, size_t i)
                : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
-/* The four blocks' greatest magnitudes. */
+/* The greatest magnitudes of the four blocks. */
 INLINE __m128i amax4(const __m256 value[GROUP])
 {
     __m256i mask = _mm256_set1_epi32(0x7fffffff);
@@ -44,7 +43,7 @@ INLINE __m128i amax4(const __m256 value[GROUP])
     return _mm_max_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
 }
 
-/* Finite and above 0. */
+/* The scales must be finite and above 0. */
 INLINE void store_scales(void *scales, ep_dtype dtype, size_t b, __m128 s)
 {
     uint8_t *at =
@@ -94,7 +93,7 @@ INLINE void to_blocks(const void *row, ep_dtype dtype, size_t n, int8_t *out, vo
         store_scales(scales, dtype, b, s);
         __m256i low = _mm256_packs_epi32(code8(value[0], s, 0), code8(value[1], s, 1));
         __m256i high = _mm256_packs_epi32(code8(value[2], s, 2), code8(value[3], s, 3));
-        /* Packing works in halves of a register: words of four codes come out as 0 2 4 6 | 1 3 5
+        /* Packing works within register halves, so groups of four codes come out as 0 2 4 6 | 1 3 5
          * 7. */
         __m256i codes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high),
                                                     _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
@@ -105,7 +104,7 @@ INLINE void to_blocks(const void *row, ep_dtype dtype, size_t n, int8_t *out, vo
     }
 }
 
-/* Rounded to the type, in f32; every NaN becomes the positive quiet one. */
+/* Rounded to the type, in f32; every NaN becomes the positive quiet NaN. */
 INLINE __m256 round8(__m256 value, ep_dtype dtype)
 {
     __m256 rounded = value;
@@ -125,7 +124,7 @@ INLINE void from_blocks(const int8_t *row, const void *scales, ep_dtype dtype, s
 {
     size_t blocks = ep_quant_blocks(n, BLOCK);
     size_t b = 0;
-    /* Eight scales are read at once. */
+    /* Eight scales are read at a time. */
     for (; b + BLOCK <= blocks && (b + GROUP) * BLOCK <= n; b += GROUP) {
         __m256 s = load8(scales, dtype, b);
         for (unsigned i = 0; i < GROUP; i++) {
