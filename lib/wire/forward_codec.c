@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing a chunk of a plan into one buffer, and checking such a buffer where it arrives. */
+/* Packs a chunk of a plan into one buffer, and checks such a buffer at the receiver. */
 #include "wire/forward_codec.h"
 
 #include <inttypes.h>
@@ -19,7 +19,7 @@ _Static_assert(sizeof(ep_wire_slot) == 8, "a slot on the wire is two u32");
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
-/* Begins a part of count elements at the next multiple of 64 after *end; false on overflow. */
+/* Appends a part of count elements at the next multiple of 64 after *end; false on overflow. */
 static bool add_part(size_t count, size_t element_bytes, size_t *end, size_t *out_offset)
 {
     size_t bytes;
@@ -65,8 +65,8 @@ static void pack_row(const ep_batch *batch, uint32_t row, uint32_t token, uint32
     ep_batch_send_row(batch, token, slot, expert, x, scales);
 }
 
-/* Rows that travel as they are, in a chunk so large that it leaves the nearer caches before its
- * turn to be sent comes. */
+/* Whether rows are written past the caches: they travel unchanged, in a chunk so large that it
+ * leaves the nearer caches before it is sent. */
 static bool is_streamed(const ep_batch *batch, size_t rows_bytes)
 {
     bool as_is = ep_batch_sent_dtype(batch) == batch->x.dtype && batch->x.dtype != EP_DTYPE_I8 &&
@@ -111,7 +111,7 @@ static bool has_slot_scales(const ep_batch *batch)
     return batch->weight_on == EP_WEIGHT_ON_INPUT || batch->node_sum;
 }
 
-/* A shared expert sees x as it is, and its row is added as it is: its slots carry the scale 1. */
+/* Slots of shared experts have the scale 1: they get x, and add their row, unchanged. */
 static void pack_slots(const ep_batch *batch, const ep_plan_slot *slots, uint32_t slots_count,
                        uint32_t slots_per_token, const ep_forward_layout *layout, uint8_t *tensors)
 {
@@ -131,7 +131,7 @@ static void pack_slots(const ep_batch *batch, const ep_plan_slot *slots, uint32_
     }
 }
 
-/* The bytes between parts are part of the frame: they are zero, not what the buffer held before. */
+/* Clears the bytes between parts: they are sent, and must not show what the buffer held before. */
 static void clear_gaps(const ep_forward_layout *layout, uint32_t rows, uint32_t slots,
                        uint32_t hidden, ep_dtype sent, uint8_t *tensors)
 {

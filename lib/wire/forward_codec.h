@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tensor section of ForwardRequest (proto/expert.proto): rows and slots gathered from a batch
- * straight into the outgoing buffer, and the checked view of it on the other side.
+ * The tensor section of ForwardRequest (proto/expert.proto): rows and slots, gathered from a batch
+ * straight into the outgoing buffer, and the checked view of it at the receiver.
  *
- *   x [rows,H] x_dtype | row_scales f32, [rows] for i8, [rows,ceil(H/128)] for f8e4m3 | slots
- *   [slots] {u32 row, u32 expert}
- *     | slot_scales [slots] f32 (weight_on_input, node_sum) | slot_places [slots] u16 (node_sum)
- *   each part begins at the next multiple of 64 from the section's start. Little endian.
+ *     x [rows,H] x_dtype
+ *     row_scales f32, [rows] for i8, [rows,ceil(H/128)] for f8e4m3
+ *     slots [slots] {u32 row, u32 expert}
+ *     slot_scales [slots] f32 (weight_on_input, node_sum)
+ *     slot_places [slots] u16 (node_sum)
+ *
+ * Each part begins at the next multiple of 64 from the section's start. Little endian.
  */
 #ifndef EP_WIRE_FORWARD_CODEC_H
 #define EP_WIRE_FORWARD_CODEC_H
@@ -21,13 +24,13 @@ typedef struct ep_wire_slot {
     uint32_t expert;
 } ep_wire_slot;
 
-/* Part offsets and the whole length; false on overflow. */
+/* Offsets of the parts and the total length; false on overflow. */
 typedef struct ep_forward_layout {
     size_t x_offset;
     size_t row_scales_offset;
     size_t slots_offset;
     size_t slot_scales_offset;
-    size_t slot_places_offset; /* total_bytes unless node_sum */
+    size_t slot_places_offset; /* equal to total_bytes unless node_sum */
     size_t total_bytes;
 } ep_forward_layout;
 bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_dtype x_dtype,
@@ -35,19 +38,18 @@ bool ep_forward_layout_make(uint32_t rows, uint32_t slots, uint32_t hidden, ep_d
 /* Adds slot_places to a layout that has slot_scales; false on overflow. */
 bool ep_forward_layout_add_places(ep_forward_layout *layout, uint32_t slots);
 
-/* Fills a new buffer for one chunk of a plan, rows quantised on the way when the batch asks for it.
- * out_header gets rows, slots, hidden, x_dtype, reply_dtype, reply_quant, weight_on_input,
- * node_sum.
+/* Fills a new buffer for one chunk of a plan, and quantises rows when the batch asks for it. Sets
+ * in out_header rows, slots, hidden, x_dtype, reply_dtype, reply_quant, weight_on_input, node_sum.
  * Errors: RESOURCE_EXHAUSTED, NO_MEMORY. */
 ep_err ep_forward_pack(const ep_batch *batch, const ep_routing_plan *plan, uint32_t chunk_index,
                        uint32_t slots_per_token, ep_buffer_pool *pool,
                        Expertd__V1__ForwardRequest *out_header, ep_buffer **out_tensors);
 
-/* A checked request. Pointers go into the frame. */
+/* A checked request. Pointers point into the frame. */
 typedef struct ep_forward_view {
     uint32_t rows;
     uint32_t slots;
-    /* the first ones, which the receiver computes; with relay parts the caller lowers it */
+    /* how many of the first slots the receiver computes; with relay parts the caller lowers it */
     uint32_t own_slots;
     uint32_t hidden;
     ep_dtype x_dtype;
@@ -61,7 +63,7 @@ typedef struct ep_forward_view {
     uint32_t row_scales_count; /* per row */
     const ep_wire_slot *wire_slots;
     const float *slot_scales;    /* NULL unless weight_on_input or node_sum */
-    const uint16_t *slot_places; /* NULL unless node_sum; any values */
+    const uint16_t *slot_places; /* NULL unless node_sum; may have any values */
 } ep_forward_view;
 
 /* Checks counts, types, lengths and every slot (row < rows, expert < experts_total); tensors must

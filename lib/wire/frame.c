@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fixed part of a frame: one table says which fields a kind uses, and both directions are
+/* The fixed part of a frame. One table says which fields a kind uses, and both directions are
  * checked against it. */
 #include "wire/frame.h"
 
@@ -12,7 +12,7 @@
 #define STATUS_MAX 16u
 #define CRC_PIECE_BYTES ((size_t)1 << 29) /* crc32_iscsi takes an int */
 
-/* The fixed part as it lies in memory, numbers little endian. */
+/* The fixed part as in memory, numbers little endian. */
 typedef struct fixed_part {
     uint8_t magic[4];
     uint8_t version;
@@ -29,7 +29,7 @@ typedef struct fixed_part {
     uint64_t tensor_bytes;
     uint32_t payload_crc;
     uint8_t reserved[8];
-    uint32_t fixed_crc; /* of what is before it */
+    uint32_t fixed_crc; /* of the bytes before it */
 } fixed_part;
 
 _Static_assert(sizeof(fixed_part) == EP_FRAME_FIXED_BYTES && offsetof(fixed_part, call_id) == 8 &&
@@ -77,7 +77,7 @@ const char *ep_frame_kind_name(ep_frame_kind kind)
 }
 
 /* Name of the first field that is set although the kind does not use it, or has an impossible
- * value; NULL when all is well. */
+ * value; NULL when there is none. */
 static const char *wrong_field(const ep_frame *f)
 {
     const struct kind_rule *rule = &rules[f->kind];
@@ -145,7 +145,7 @@ void ep_frame_encode(const ep_frame *frame, uint8_t out[EP_FRAME_FIXED_BYTES])
     memcpy(out, &fixed, sizeof(fixed));
 }
 
-/* What must hold before any other byte is believed. */
+/* Checks that must pass before any other byte is believed. */
 static ep_err check_identity(const fixed_part *fixed, ep_error *out_error)
 {
     static const uint8_t zeros[sizeof(fixed->reserved)];
@@ -286,9 +286,9 @@ void ep_frame_credit_decode(const uint8_t header[EP_FRAME_CREDIT_BYTES],
 }
 
 /*
- * ISA-L's AVX-512 form (used from 256 bytes on) returns with the upper halves of the vector
- * registers in use. From then on every SSE instruction of the thread must keep them: code that
- * mixes SSE and AVX, such as the caller's own calls into libm, was measured more than 100 times
+ * ISA-L's AVX-512 code (used from 256 bytes on) returns with the upper halves of the vector
+ * registers in use. After that, every SSE instruction of the thread must preserve them: code that
+ * mixes SSE and AVX, such as the caller's own calls of libm, was measured more than 100 times
  * slower.
  */
 #if defined(__x86_64__)
@@ -303,7 +303,7 @@ uint32_t ep_crc32c(uint32_t crc, const void *data, size_t bytes)
     const uint8_t *at = data;
     while (bytes > 0) {
         size_t piece = bytes < CRC_PIECE_BYTES ? bytes : CRC_PIECE_BYTES;
-        /* the library reads only; its parameter lacks const */
+        /* the library only reads, but its parameter lacks const */
         crc = ~crc32_iscsi((unsigned char *)(uintptr_t)at, (int)piece, ~crc);
         at += piece;
         bytes -= piece;

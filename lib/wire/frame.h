@@ -48,14 +48,15 @@
 
 #define EP_FRAME_DEADLINE_NONE 0xffffffffu
 
-/* No configuration may allow more than these: they keep every sum of lengths far from overflow. */
+/* No configuration may allow more than these limits, which keep sums of lengths far from
+ * overflow. */
 #define EP_FRAME_BYTES_CEILING ((size_t)1 << 30)
 #define EP_FRAME_HEADER_BYTES_CEILING ((size_t)16 << 20)
 
 typedef enum ep_frame_kind {
     EP_FRAME_REQUEST = 1,
     EP_FRAME_REPLY,
-    EP_FRAME_REPLY_MORE, /* one message of a stream, others follow */
+    EP_FRAME_REPLY_MORE, /* one message of a stream that others follow */
     EP_FRAME_CANCEL,
     EP_FRAME_PING,
     EP_FRAME_PONG,
@@ -79,7 +80,7 @@ typedef struct ep_frame {
     uint32_t payload_crc;
 } ep_frame;
 
-/* What a peer may have had outstanding since the connection began: absolute, so a lost or late
+/* Totals that a peer may have sent since the connection began. They are absolute, so a lost or late
  * credit frame does no harm. */
 typedef struct ep_frame_credit {
     uint64_t tokens;
@@ -89,22 +90,20 @@ typedef struct ep_frame_credit {
 /* "request", "reply", ...; "unknown" for any other number. */
 const char *ep_frame_kind_name(ep_frame_kind kind);
 
-/* Where the tensor section of a frame with this header begins. header_bytes <=
- * EP_FRAME_HEADER_BYTES_CEILING. */
+/* Where the tensor section of a frame begins. header_bytes <= EP_FRAME_HEADER_BYTES_CEILING. */
 static inline uint32_t ep_frame_tensor_offset(uint32_t header_bytes)
 {
     return (EP_FRAME_FIXED_BYTES + header_bytes + EP_FRAME_ALIGN - 1) &
            ~(uint32_t)(EP_FRAME_ALIGN - 1);
 }
 
-/* Writes the fixed part with its CRC. Asserts that frame keeps the rules above: breaking them is
- * our own mistake. */
+/* Writes the fixed part with its CRC. Asserts that frame keeps the rules above, since only our own
+ * mistake could break them. */
 void ep_frame_encode(const ep_frame *frame, uint8_t out[EP_FRAME_FIXED_BYTES]);
 
 /*
- * Checks a fixed part completely (magic, version and CRC before anything else is looked at) and
- * reads it. *out_frame_bytes is the length of the whole frame, out_frame and out_frame_bytes may be
- * NULL.
+ * Checks a fixed part completely (magic, version and CRC first) and reads it. *out_frame_bytes is
+ * the length of the whole frame; out_frame and out_frame_bytes may be NULL.
  * Errors: PROTOCOL (close the connection), RESOURCE_EXHAUSTED (frame or header above its limit).
  * Outputs are then untouched.
  */
@@ -112,11 +111,11 @@ ep_err ep_frame_decode(const uint8_t bytes[EP_FRAME_FIXED_BYTES], size_t frame_b
                        size_t header_bytes_max, ep_frame *out_frame, size_t *out_frame_bytes,
                        ep_error *out_error);
 
-/* The whole frame's length, against the ceilings only: fits ep_lane_limits.frame_bytes, the lane
- * applies its own limit. */
+/* The length of the whole frame, checked only against the ceilings. For ep_lane_limits.frame_bytes;
+ * the lane applies its own limit. */
 ep_err ep_frame_read_bytes(const uint8_t fixed[EP_FRAME_FIXED_BYTES], size_t *out_frame_bytes,
                            ep_error *out_error);
-/* A fixed part that one of the two above has passed, so every frame that a lane delivers. */
+/* Reads a fixed part that one of the two above has accepted, so that of every lane's frame. */
 ep_frame ep_frame_read(const uint8_t checked[EP_FRAME_FIXED_BYTES]);
 /* Errors: RESOURCE_EXHAUSTED. */
 ep_err ep_frame_check_header_bytes(const ep_frame *frame, size_t header_bytes_max,

@@ -21,18 +21,20 @@ typedef Expertd__V1__GateConfig gate_message;
 
 typedef enum part_place { IN_ARGS, IN_GATE, IN_LOGITS } part_place;
 
-/* A part is there when its field `given`, a u32 or bool of the message, is not 0. */
+/* A part of the section. Present when the field `given`, a u32 or bool of the message, is not 0. */
 typedef struct gateway_part {
     const char *name;
     part_place place;
-    size_t at;             /* of the tensor in ep_moe_args, or of the pointer in ep_gate_config */
-    size_t given;          /* in the request; of a part in the gate, in its message */
-    const char *type_name; /* given is the element type, and is called so; NULL: it is type */
-    uint32_t types;        /* bit per type that given may be */
+    size_t at; /* of the tensor in ep_moe_args, or of the pointer in ep_gate_config */
+    /* offset of the field in the request; for a part in the gate, in the gate's message */
+    size_t given;
+    /* name of `given` when that is the element type; NULL: the element type is fixed */
+    const char *type_name;
+    uint32_t types; /* a bit for each allowed type */
     ep_dtype type;
-    bool is_optional; /* of type_name: may be 0 */
-    size_t rows;      /* u32 of the request */
-    size_t columns;   /* 0: one dimension */
+    bool is_optional; /* `given` may be 0 */
+    size_t rows;      /* offset of a u32 of the request */
+    size_t columns;   /* the same; 0: one dimension */
 } gateway_part;
 
 #define BIT(name) (1u << EP_DTYPE_##name)
@@ -48,7 +50,7 @@ typedef struct gateway_part {
 
 static const gateway_part parts[EP_GATEWAY_PARTS] = {
     {ARG(x), TYPED(x, FLOATS | BIT(I8)), BY(tokens, hidden)},
-    /* given with x of i8 */
+    /* present when x is i8 */
     {ARG(x_scales), .given = FIELD(x_dtype), .type = EP_DTYPE_F32, .rows = FIELD(tokens)},
     {ARG(expert_ids), TYPED(ids, BIT(I32) | BIT(I64)), BY(tokens, top_k), .is_optional = true},
     {ARG(expert_scales), TYPED(scales, BIT(BF16) | BIT(F32)), BY(tokens, top_k),
@@ -93,7 +95,7 @@ static uint32_t rank_of(const gateway_part *part)
     return part->columns == 0 ? 1 : 2;
 }
 
-/* Element type of a part, NONE where it is absent. */
+/* Element type of a part; NONE where it is absent. */
 static ep_dtype type_of(const gateway_part *part, const request_message *header)
 {
     if (part->place == IN_GATE) {
@@ -210,7 +212,7 @@ static ep_err check_types(const request_message *header, ep_error *out_error)
     return err;
 }
 
-/* Fields by a newer client: what they ask for would be left undone. */
+/* Refuses fields of a newer client: what they ask for would be ignored. */
 static ep_err check_known(const char *what, const ProtobufCMessage *message, ep_error *out_error)
 {
     return message->n_unknown_fields == 0
@@ -258,8 +260,7 @@ static ep_err check_header(const request_message *header, ep_error *out_error)
 
 /* ---- layout ---- */
 
-/* Begins a part of rows x columns elements at the next multiple of 64 after *end; false on
- * overflow. */
+/* Appends rows x columns elements at the next multiple of 64 after *end; false on overflow. */
 static bool add_part(uint32_t rows, uint32_t columns, size_t element_bytes, size_t *end,
                      size_t *out_offset, size_t *out_bytes)
 {
@@ -306,7 +307,7 @@ ep_err ep_gateway_layout_make(const request_message *header, ep_gateway_layout *
 
 /* ---- the caller's side ---- */
 
-/* The part that carries a tensor of this rank; NULL: none. */
+/* The part for a tensor of this rank; NULL: none. */
 static const gateway_part *part_for(const gateway_part *any, uint32_t rank)
 {
     for (size_t i = 0; i < EP_GATEWAY_PARTS; i++) {
@@ -317,7 +318,7 @@ static const gateway_part *part_for(const gateway_part *any, uint32_t rank)
     return NULL;
 }
 
-/* Whether rows of a tensor can be copied to the part as the header describes it. */
+/* Whether the tensor can be copied to the part as the header describes it. */
 static ep_err check_tensor(const gateway_part *part, const ep_tensor *tensor,
                            const request_message *header, ep_error *out_error)
 {
@@ -452,7 +453,7 @@ void ep_gateway_request_pack(const ep_moe_args *args, const ep_gate_config *gate
 
 /* ---- the gateway's side ---- */
 
-/* Tensors are only read; the public type has one pointer for both uses. */
+/* Tensors are only read, but the public type has one pointer for reading and writing. */
 static ep_tensor view_tensor(const gateway_part *part, const request_message *header,
                              const uint8_t *data)
 {

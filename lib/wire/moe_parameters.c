@@ -94,7 +94,7 @@ const ep_parameters ep_moe_parameters = {moe_rows, EP_ARRAY_COUNT(moe_rows)};
 const ep_parameters ep_gate_parameters = {gate_rows, EP_ARRAY_COUNT(gate_rows)};
 const ep_parameters ep_moe_result_parameters = {result_rows, EP_ARRAY_COUNT(result_rows)};
 
-/* ---- the two places of a number ---- */
+/* ---- a number in the struct and in the message ---- */
 
 static void copy_one(const ep_parameter *row, const uint8_t *from, uint8_t *to, bool to_message)
 {
@@ -123,7 +123,7 @@ void ep_parameters_from_message(const ep_parameters *set, const void *message, v
     }
 }
 
-/* ---- what it may be ---- */
+/* ---- allowed values ---- */
 
 static bool is_among(const ep_parameter *row, uint32_t value)
 {
@@ -138,7 +138,7 @@ static bool is_among(const ep_parameter *row, uint32_t value)
     return false;
 }
 
-/* As "0 (auto), 1 (decode)". */
+/* Lists the choices as "0 (auto), 1 (decode)". */
 static void list_words(const ep_parameter *row, char text[ALLOWED_BYTES])
 {
     size_t used = 0;

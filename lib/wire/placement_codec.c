@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Routing tables as protobuf-c messages. Encoded messages are built with malloc as the unpacker
- * would, so that protobuf-c's own function frees them. Inside a table nodes are indexes, on the
- * wire they are ids.
+ * Routing tables as protobuf-c messages. Encoded messages are allocated as the unpacker would, so
+ * that protobuf-c's own function frees them. A table refers to nodes by index, the wire by id.
  */
 #include "wire/placement_codec.h"
 
@@ -18,7 +17,7 @@ typedef Expertd__V1__LayerTable layer_message;
 
 /* ---- encode ---- */
 
-/* Strings: the message's empty default stays, so that the freeing function knows it. */
+/* For "" the message's empty default stays, because the freeing function recognises it. */
 static bool set_string(char **field, const char *text)
 {
     if (text[0] == '\0') {
@@ -47,7 +46,7 @@ static bool copy_u32(const uint32_t *values, size_t count, size_t *out_count, ui
     return true;
 }
 
-/* An array of message pointers; *out_count grows with the messages actually put in. */
+/* Allocates an array of message pointers; the caller's count grows with the messages put in. */
 static void *new_pointers(size_t count)
 {
     return calloc(count + 1, sizeof(void *));
@@ -224,7 +223,7 @@ void ep_placement_snapshot_free(Expertd__V1__PlacementSnapshot *snapshot)
 
 /* ---- decode ---- */
 
-/* Node ids of the snapshot, sorted, with the index each one got. */
+/* A node id of the snapshot with its index; sorted by id. */
 typedef struct {
     uint32_t node_id;
     uint32_t index;
@@ -366,7 +365,7 @@ static ep_err decode_copies(const layer_message *message, const id_index *ids,
     return EP_OK;
 }
 
-/* The exact pair: here an empty version is not "any". */
+/* Finds the exact pair: an empty version does not mean "any" here. */
 static bool find_model(const ep_routing_table *table, const char *name, const char *version,
                        uint32_t *out_index)
 {
@@ -438,8 +437,8 @@ static ep_err decode_layer(const layer_message *message, ep_routing_table *table
     return decode_copies(message, ids, &table->layers[index], out_error);
 }
 
-/* After the table's own checksum. Whoever acts on a damaged policy hedges as nobody wants: the
- * table is refused with it. */
+/* Comes after the table's own checksum. A damaged policy refuses the table too, since clients would
+ * hedge as nobody wants. */
 static ep_err decode_policy(const Expertd__V1__CallerPolicy *message, ep_routing_table *table,
                             ep_error *out_error)
 {

@@ -59,7 +59,7 @@ ep_err ep_relay_check(const Expertd__V1__ForwardRequest *header, const char *sel
     return EP_OK;
 }
 
-/* Numbers the rows that a part needs in ascending order; NO_ROW for the others. */
+/* Numbers the rows that a part needs, ascending; NO_ROW for the others. */
 static uint32_t number_rows(const ep_forward_view *view, uint32_t begin, uint32_t count,
                             uint32_t *numbers)
 {
@@ -121,10 +121,10 @@ ep_err ep_relay_pack(const ep_forward_view *view, uint32_t begin, uint32_t count
     uint32_t rows = number_rows(view, begin, count, numbers_data);
     bool fits = ep_forward_layout_make(rows, count, view->hidden, view->x_dtype,
                                        view->weight_on_input, &layout);
-    EP_ASSERT(fits); /* a part of what fitted */
+    EP_ASSERT(fits); /* it is part of a request that fits */
     err = ep_buffer_acquire(pool, layout.total_bytes, &tensors);
     if (err == EP_OK) {
-        memset(tensors->data, 0, layout.total_bytes); /* gaps between the parts travel too */
+        memset(tensors->data, 0, layout.total_bytes); /* the gaps between the parts are sent too */
         pack(view, begin, count, numbers_data, &layout, tensors->data);
         out_header->rows = rows;
         out_header->slots = count;
@@ -145,7 +145,7 @@ void ep_relay_bound(const ep_forward_view *view, uint32_t count, uint32_t *out_r
     const uint32_t rows = count < view->rows ? count : view->rows;
     bool fits = ep_forward_layout_make(rows, count, view->hidden, view->x_dtype,
                                        view->weight_on_input, &layout);
-    EP_ASSERT(fits); /* a part of what fitted */
+    EP_ASSERT(fits); /* it is part of a request that fits */
     *out_rows = rows;
     *out_bytes =
         layout.total_bytes + (uint64_t)count * view->hidden * ep_dtype_bytes(view->reply_dtype);
