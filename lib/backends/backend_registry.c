@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backends this process knows: the built-in ones and those a program or a test adds before it
- * starts threads. */
+/* The backends that this process knows: built-in ones, and those that a program or a test adds
+ * before it starts threads. */
 #include <string.h>
 
 #include "backends/ascend/ascend_backend.h"

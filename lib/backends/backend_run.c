@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs jobs whose rows are in host memory on a backend with its own memory:
- * gather rows in, run a job on their copies, scatter rows out. One block per job: inputs first,
- * then outputs.
+ * Runs jobs with rows in host memory on a backend with memory of its own: gathers rows in, runs a
+ * job on the copies, scatters rows out. One block per job: inputs first, then outputs.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +36,7 @@ static void staging_destroy(staging *s)
     free(s);
 }
 
-/* The end of every staged job that ep_backend_run accepted. */
+/* Ends every staged job that ep_backend_run accepted. */
 static void finish(staging *s, ep_err result)
 {
     ep_job *job = s->job;
@@ -75,7 +74,7 @@ static void copied_in(void *arg, ep_err result)
     finish(s, result);
 }
 
-/* Lists of host rows and of their places in the block. */
+/* Lists the host rows and their places in the block. */
 static void fill_rows(staging *s)
 {
     uint8_t *base = s->backend->ops->memory_address(s->memory);

@@ -66,7 +66,7 @@ static ep_err check_numbers(const ep_expert_source *source, ep_error *out_error)
 {
     const ep_activation_numbers *n = &source->numbers;
     bool finite = isfinite(n->alpha) && isfinite(n->beta) && isfinite(n->limit) && n->limit >= 0.0f;
-    bool divides = source->activation == EP_ACT_SITU; /* by alpha and beta */
+    bool divides = source->activation == EP_ACT_SITU; /* SiTU divides by alpha and beta */
     if (!finite || (divides && (n->alpha <= 0.0f || n->beta <= 0.0f))) {
         return ep_error_set(
             out_error, EP_ERR_INVALID_ARGUMENT,
@@ -207,7 +207,7 @@ void *ep_host_alloc(size_t bytes)
         return NULL;
     }
     if (huge) {
-        /* advice only: kernels without huge pages refuse it */
+        /* only advice: kernels without huge pages refuse it */
         (void)madvise(memory, bytes, MADV_HUGEPAGE);
     }
     return memory;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What backends on host memory (and test backends) share: checks, the weight budget, big
+/* Shared by backends on host memory (and test backends): checks, the weight budget, large
  * allocations, threads. */
 #ifndef EP_BACKENDS_HOST_COMMON_H
 #define EP_BACKENDS_HOST_COMMON_H
@@ -15,27 +15,27 @@
 /* EP_OK, INVALID_ARGUMENT (shape, NULL matrix or scales, numbers) or UNIMPLEMENTED (format,
  * activation), with text. */
 ep_err ep_expert_source_check(const ep_expert_source *source, ep_error *out_error);
-/* The same shapes and types; each address is only there or not. What a file may keep of a
- * source. */
+/* The same shapes and types without addresses; a pointer only tells that its array exists. This is
+ * what a file may keep of a source. */
 ep_expert_source ep_expert_source_outline(const ep_expert_source *source);
-/* Whether weights_load would accept shapes and types; matrices are not looked at. */
+/* Whether weights_load would accept the shapes and types; looks at no matrices. */
 bool ep_expert_source_supported(const ep_expert_source *source);
-/* EP_OK or INVALID_ARGUMENT. Also looks at every row's addresses. */
+/* EP_OK or INVALID_ARGUMENT. Also checks every row's addresses. */
 ep_err ep_job_check(const ep_job *job);
 
-/* What numerics are for an expert: auto heeds wide_inputs, a family's name does not. */
+/* The numerics for an expert: only EP_NUMERICS_AUTO depends on wide_inputs. */
 static inline ep_numerics ep_numerics_of(ep_numerics numerics, bool wide_inputs)
 {
     return numerics == EP_NUMERICS_AUTO && wide_inputs ? EP_NUMERICS_AUTO_WIDE : numerics;
 }
-/* The family for weights of this format, EP_NUMERICS_AUTO decided. */
+/* The family for weights of this format; resolves EP_NUMERICS_AUTO. */
 ep_ffn_family ep_numerics_family(ep_numerics numerics, ep_weight_format format);
-/* For an expert: that of gate and up if down's format has it too, else that of down if theirs has
- * it, else `portable`. */
+/* The family for an expert: that of gate and up if it also has down's format, else that of down if
+ * it also has theirs, else `portable`. */
 ep_ffn_family ep_numerics_expert_family(ep_numerics numerics, ep_weight_format format,
                                         ep_weight_format down_format);
 
-/* Bytes of weights held, against a limit. Threads: any. */
+/* Bytes of weights held, with a limit. Threads: any. */
 typedef struct ep_backend_budget {
     uint64_t limit_bytes; /* 0: unlimited; set before threads share it */
     _Atomic uint64_t used_bytes;
@@ -45,16 +45,16 @@ typedef struct ep_backend_budget {
 ep_err ep_backend_budget_take(ep_backend_budget *budget, size_t bytes, ep_error *out_error);
 void ep_backend_budget_give(ep_backend_budget *budget, size_t bytes);
 
-/* Memory aligned to EP_HOST_ALIGN; from 2 MiB on aligned to and advised as huge pages. NULL when
- * there is none. free() it. */
+/* Memory aligned to EP_HOST_ALIGN; from 2 MiB on aligned to huge pages and advised as such. NULL
+ * when there is none. Free with free(). */
 void *ep_host_alloc(size_t bytes);
 
 /* Starts a thread that takes no signals, so that a program's handlers run on its own threads.
  * Errors: NO_MEMORY. */
 ep_err ep_host_thread_start(pthread_t *out_thread, void *(*main)(void *arg), void *arg);
-/* Gives the calling thread the float environment that every numerics family is written for: to
- * nearest, denormals kept. A thread begins with that of the one which started it, and programs
- * change theirs (some by how they were linked). */
+/* Gives the calling thread the float environment that every numerics family assumes: to nearest,
+ * denormals kept. A thread inherits that of its creator, and programs may have changed theirs (some
+ * by how they were linked). */
 void ep_host_floats_reset(void);
 /* CPUs this process may use, 1..EP_BACKEND_THREADS_MAX. */
 uint32_t ep_host_cpus_count(void);

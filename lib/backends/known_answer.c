@@ -12,13 +12,13 @@
 #include "base/numeric.h"
 #include "base/random.h"
 
-/* H and I are no multiples of a panel and ROWS of no chunk, so the edges of a kernel are part of
- * the answer.
- */
+/* H and I are no multiples of a panel, and ROWS is none of a chunk, so the answer covers a kernel's
+ * edges. */
 enum { HIDDEN = 96, INNER = EP_KNOWN_ANSWER_INNER, ROWS = 7 };
 
 typedef struct {
-    float gate[INNER * HIDDEN]; /* room for the widest format; the narrow ones fill the front */
+    /* large enough for the widest format; narrow formats use the front */
+    float gate[INNER * HIDDEN];
     float up[INNER * HIDDEN];
     float down[HIDDEN * INNER];
     float scales[3][INNER * HIDDEN / 16];
@@ -84,7 +84,7 @@ static void fill(uint64_t *state, void *to, ep_dtype dtype, size_t count, float 
     }
 }
 
-/* Any code but those of f8e4m3 that mean NaN. */
+/* Any codes except those of f8e4m3 that mean NaN. */
 static void fill_codes(uint64_t *state, ep_weight_format format, void *to, size_t count)
 {
     const bool is_f8 = ep_weight_format_codes(format) == EP_CODES_E4M3;
@@ -94,7 +94,7 @@ static void fill_codes(uint64_t *state, ep_weight_format format, void *to, size_
     }
 }
 
-/* The exponent of scales with which weights stay about as large as those of plain formats. */
+/* The exponent of scales that makes weights about as large as in plain formats. */
 static int scale_exponent(ep_weight_format format)
 {
     return ep_weight_codes_are_nibbles(ep_weight_format_codes(format)) ? -4 : -9;
@@ -108,7 +108,7 @@ static void fill_parts(uint64_t *state, ep_weight_scales kind, uint8_t *to, size
     }
 }
 
-/* parts are up to 64 and more: what they are multiplied by is as much smaller. */
+/* parts are up to 64 and more, so their factors are smaller by as much. */
 static void fill_scales(uint64_t *state, ep_weight_format format, uint32_t rows, uint32_t columns,
                         uint8_t *to)
 {
@@ -160,8 +160,7 @@ static void fill_data(known_data *data, ep_weight_format format)
     }
 }
 
-/* Few values, so that sums have few bits: they are often halfway between two results, and often
- * cancel. */
+/* Few different values, so that sums have few bits, are often halfway cases, and often cancel. */
 static void fill_sparse(uint64_t *state, void *to, ep_dtype dtype, size_t count)
 {
     static const float values[] = {0.0f, 0.0f, 0.0f, 0.0f, 1.0f, -1.0f, 1.0f, -1.0f};
@@ -171,9 +170,9 @@ static void fill_sparse(uint64_t *state, void *to, ep_dtype dtype, size_t count)
 }
 
 /*
- * Rows where processors differ: denormal inputs; inputs whose products and sums are denormal;
- * outputs denormal in f16; inputs and outputs halfway between two numbers of bf16 and f16; sums
- * that overflow; NaN with sign and payload; infinities that cancel.
+ * Rows on which processors differ: denormal inputs; inputs whose products and sums are denormal;
+ * outputs that are denormal in f16; inputs and outputs halfway between two numbers of bf16 and f16;
+ * sums that overflow; NaN with sign and payload; infinities that cancel.
  */
 static float hard_input(uint64_t *state, size_t row)
 {
@@ -214,8 +213,8 @@ static void fill_hard(known_data *data, ep_weight_format format)
     }
 }
 
-/* MX formats: scales with which many weights lie below the normal numbers, and inputs that make
- * such weights count. */
+/* For MX formats: scales that put many weights below the normal numbers, and inputs large enough to
+ * make such weights matter. */
 static void fill_faint(known_data *data, ep_weight_format format)
 {
     uint64_t state = 0x6661696eull + (uint64_t)format;
@@ -234,7 +233,7 @@ static void put_nibble(void *codes, size_t at, unsigned code)
     *byte = (uint8_t)(at % 2 == 0 ? (*byte & 0xf0u) | code : (*byte & 0x0fu) | code << 4);
 }
 
-/* One as the scale of every group; of q4_k as far above zero as codes of 8 are. */
+/* Sets the scale of every group to one; for q4_K also the offset, so that codes of 8 mean zero. */
 static void fill_units(ep_weight_format format, uint32_t rows, uint32_t columns, uint8_t *to)
 {
     const ep_scale_arrays arrays = ep_weight_scale_arrays(format, rows, columns);
@@ -246,7 +245,7 @@ static void fill_units(ep_weight_format format, uint32_t rows, uint32_t columns,
         memset(to, 1, arrays.scales);
         memset(to + arrays.scales, 8, arrays.offsets);
     } else if (format == EP_WEIGHTS_MXFP4) {
-        memset(to, 128, arrays.scales); /* 2 for codes of 1/2 */
+        memset(to, 128, arrays.scales); /* 2, for codes that mean 1/2 */
     } else {
         for (size_t at = 0; at < arrays.scales; at += sizeof(one)) {
             memcpy(to + at, &one, sizeof(one));
@@ -258,14 +257,14 @@ static void fill_units(ep_weight_format format, uint32_t rows, uint32_t columns,
 }
 
 /*
- * Of 4 bits, for rows that become int8: a group's greatest input is 127 steps of a power of two,
- * and all others lie halfway between two. Up passes them on, down has 0, 1 and -1: sums are whole
- * steps, often halfway between two numbers of bf16 or f16.
+ * 4-bit weights, for rows that become int8. A group's greatest input is 127 steps of a power of
+ * two; all others lie halfway between two steps. Up passes them on, down has 0, 1 and -1. So sums
+ * are whole steps, often halfway between two numbers of bf16 or f16.
  */
 static void fill_halves(known_data *data, ep_weight_format format)
 {
     const bool is_mx = format == EP_WEIGHTS_MXFP4;
-    /* 0, a unit, minus a unit, 0 */
+    /* the codes of 0, a unit, minus a unit, 0 */
     const unsigned codes[4] = {is_mx ? 0 : 8, is_mx ? 1 : 9, is_mx ? 9 : 7, is_mx ? 0 : 8};
     uint64_t state = 0x68616c76ull + (uint64_t)format;
     fill_data(data, format);
@@ -289,7 +288,7 @@ static uint32_t fnv1a(uint32_t hash, uint32_t value)
     return hash;
 }
 
-/* f32 rows to f32 first, where every bit shows; then int8 rows with input weights to bf16. */
+/* First f32 rows to f32, where every bit shows; then int8 rows with input weights to bf16. */
 static ep_err run_jobs(ep_backend *backend, ep_backend_weights *weights, known_data *data)
 {
     ep_job_row rows[ROWS];
@@ -320,7 +319,7 @@ static ep_err run_jobs(ep_backend *backend, ep_backend_weights *weights, known_d
     return run_and_wait(backend, &job_i8);
 }
 
-/* Rows of f32 to f32, to bf16 and to f16, where each has halfway cases and denormals of its own. */
+/* f32 rows to f32, bf16 and f16, each with its own halfway cases and denormals. */
 static ep_err run_hard_jobs(ep_backend *backend, ep_backend_weights *weights, known_data *data,
                             uint32_t *hash)
 {
@@ -349,7 +348,7 @@ static ep_err run_hard_jobs(ep_backend *backend, ep_backend_weights *weights, kn
     return EP_OK;
 }
 
-/* What has been filled, as an expert. */
+/* The filled data as an expert. */
 static ep_expert_source expert_of(const known_data *data, ep_weight_format format,
                                   ep_activation activation)
 {
@@ -405,7 +404,7 @@ static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format fo
     return run_source(backend, data, &source, hash, out_error);
 }
 
-/* The same of hard rows. Two matrices and relu: nothing large joins what is small, and denormals
+/* The same with hard rows. Two matrices and relu: nothing large hides small values, and denormals
  * reach the outputs. */
 static ep_err run_hard(ep_backend *backend, known_data *data,
                        void (*fill_with)(known_data *data, ep_weight_format format),
@@ -441,10 +440,10 @@ static ep_err run_activations(ep_backend *backend, known_data *data, ep_weight_f
 }
 
 /*
- * Each format runs in its own family. Not run: an expert of two formats of which w4a8 has one, say
- * q4_K with down in q6_K. Its q4_K panels are computed in bf16dp or portable, whose rounding the
- * digests of the other formats show; how those families widen q4_K is in none. Digests of such
- * experts would be a second set for each of the formats of w4a8.
+ * Runs each format in its own family. Not covered: experts of two formats of which w4a8 supports
+ * one, such as q4_K with down in q6_K. Their q4_K panels are computed in bf16dp or portable. The
+ * digests of other formats show the rounding of those families, but not how they widen q4_K.
+ * Covering them would need a second set of digests for each w4a8 format.
  */
 static ep_err run_all(ep_backend *backend, ep_numerics numerics, bool wide_inputs,
                       ep_known_answer *out_answer, ep_error *out_error)
@@ -460,9 +459,10 @@ static ep_err run_all(ep_backend *backend, ep_numerics numerics, bool wide_input
     data->wide_inputs = wide_inputs;
     numerics = ep_numerics_of(numerics, wide_inputs);
     /* In f32, which every family computes alike, so that formats with equal bits have equal digests
-     * whatever the family of the others. */
+     * whatever family the others use. */
     ep_err err = run_activations(backend, data, EP_WEIGHTS_F32, &activations, out_error);
-    /* Kernels of other families have activations of their own; bf16 is in all of these but one. */
+    /* Kernels of other families have activations of their own; bf16 is in all of these families but
+     * one. */
     err = err == EP_OK ? run_activations(backend, data, EP_WEIGHTS_BF16, &pairs, out_error) : err;
     if (err == EP_OK && ep_numerics_family(numerics, EP_WEIGHTS_MXFP4) == EP_FFN_FAMILY_W4A8) {
         err = run_activations(backend, data, EP_WEIGHTS_MXFP4, &quads, out_error);
@@ -496,7 +496,7 @@ static ep_err run_all(ep_backend *backend, ep_numerics numerics, bool wide_input
 ep_err ep_known_answer_run(ep_backend *backend, ep_numerics numerics,
                            ep_known_answer out_answers[2], ep_error *out_error)
 {
-    fenv_t before; /* of the opener: experts are drawn and packed here */
+    fenv_t before; /* the opener's environment, since experts are drawn and packed here */
     (void)fegetenv(&before);
     ep_host_floats_reset();
     ep_err err = run_all(backend, numerics, false, &out_answers[false], out_error);

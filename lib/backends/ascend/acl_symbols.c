@@ -13,7 +13,7 @@ typedef struct symbol_row {
     const char *name;
     ep_acl_library library;
     enum { OPTIONAL, CALLER, REQUIRED } need;
-    size_t offset; /* in ep_acl_symbols */
+    size_t offset; /* offset in ep_acl_symbols */
 } symbol_row;
 
 #define ROW_OF(library_name, symbol, need)                                                         \
@@ -59,8 +59,8 @@ static ep_err open_library(const ep_acl_opener *opener, ep_acl_library which, bo
     return EP_OK;
 }
 
-/* The per-domain libraries and libopapi.so are never both opened: once one of the former is there,
- * all must be. */
+/* The per-domain libraries and libopapi.so are never both opened: if the first per-domain library
+ * exists, all of them must. */
 static ep_err open_libraries(const ep_acl_opener *opener, int count, opened *o, ep_error *out_error)
 {
     bool older_operators = false;
@@ -93,7 +93,7 @@ static bool is_there(const ep_acl_symbols *symbols, size_t row)
     return symbol != NULL;
 }
 
-/* Half of an operator is none. */
+/* Drops operators of which only one phase exists. */
 static void drop_halves(ep_acl_symbols *symbols)
 {
     void *const none = NULL;
@@ -107,7 +107,8 @@ static void drop_halves(ep_acl_symbols *symbols)
     }
 }
 
-/* Rows of the libraries that are open; lacking what needs more than least is an error. */
+/* Finds the symbols of the open libraries. A missing one whose need is above `least` is an
+ * error. */
 static ep_err find_symbols(const ep_acl_opener *opener, const opened *o, int least,
                            ep_acl_symbols *symbols, ep_error *out_error)
 {
@@ -170,7 +171,7 @@ static void *system_open(void *arg, const char *library, char text[EP_ERROR_TEXT
     (void)arg;
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     const char *home = getenv("ASCEND_HOME_PATH");
-    /* dlerror of the first try: of a library that is there it names what that one misses */
+    /* dlerror of the first try: if the library exists, it names what that library lacks */
     if (handle == NULL) {
         const char *why = dlerror();
         snprintf(text, EP_ERROR_TEXT_BYTES, "%s", why == NULL ? "" : why);
@@ -194,7 +195,7 @@ static void *caller_open(void *arg, const char *library, char text[EP_ERROR_TEXT
     void *loaded = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
     void *other = loaded == NULL && is_newer ? dlopen(older, RTLD_NOW | RTLD_NOLOAD) : NULL;
     if (other != NULL) {
-        dlclose(other); /* it is asked for next */
+        dlclose(other); /* the caller asks for this one next */
         snprintf(text, EP_ERROR_TEXT_BYTES, "this process has %s", older);
         return NULL;
     }

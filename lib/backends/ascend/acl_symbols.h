@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The vendor's accelerator libraries (CANN), as one struct of function pointers that dlopen fills
- * once. No header of CANN is needed to build. tests/unit/backends/test_acl_headers compares every
- * prototype, value and code of the runtime below with the vendor's own headers, and
- * test_acl_operators those of the operators, whose headers are C++, with the vendor's documents.
+ * once. Building needs no header of CANN. tests/unit/backends/test_acl_headers compares every
+ * prototype, value and code of the runtime below with the vendor's headers. test_acl_operators
+ * compares those of the operators, whose headers are C++, with the vendor's documents.
  *
- * A handle type here is what the vendor's is: void *, or a pointer to a struct nobody looks into.
+ * Handle types are as the vendor's: void *, or a pointer to an opaque struct.
  */
 #ifndef EP_BACKENDS_ASCEND_ACL_SYMBOLS_H
 #define EP_BACKENDS_ASCEND_ACL_SYMBOLS_H
@@ -16,7 +16,7 @@
 
 #include "expertd/error.h"
 
-typedef int ep_acl_code; /* 0: well; of the runtime and, as aclnnStatus, of the operators */
+typedef int ep_acl_code; /* 0: success; of the runtime and, as aclnnStatus, of the operators */
 typedef void *ep_acl_stream;
 typedef void *ep_acl_event;
 typedef void *ep_acl_notify;
@@ -26,8 +26,7 @@ typedef struct aclTensorList ep_acl_tensor_list;
 typedef struct aclIntArray ep_acl_int_array;
 typedef struct aclOpExecutor ep_acl_executor;
 
-/* The vendor's enums travel as what C makes of them: unsigned, and int where a value is
- * negative. */
+/* The vendor's enums have the type that C gives them: unsigned, or int if a value is negative. */
 typedef unsigned ep_acl_malloc_policy;
 typedef unsigned ep_acl_memcpy_kind;
 typedef unsigned ep_acl_memory_attribute;
@@ -60,21 +59,22 @@ enum {
 #undef EP_ACL_VALUE_ROW
 };
 
-/* Values of operator parameters; no header has names for them. */
+/* Values of operator parameters for which no header has names. */
 enum {
     EP_ACL_SPLIT_SINGLE = 2, /* GroupedMatmul splitItem: one output tensor */
     EP_ACL_GROUP_ROWS = 0,   /* groupType: groups of rows */
-    /* groupListType: rows of each group; 0 would be their running sum */
+    /* groupListType: number of rows of each group; 0 would mean running sums */
     EP_ACL_GROUP_LIST_COUNTS = 1,
     EP_ACL_NO_ACTIVATION = 0,   /* actType */
     EP_ACL_GROUPS_MAX = 128,    /* tensors in a list of GroupedMatmul */
     EP_ACL_COLUMNS_MAX = 65535, /* of its x and weights */
-    EP_ACL_ALIGN = 32,          /* of a tensor's address, and a block of a core's local memory */
-    EP_ACL_GELU_ERF = 0, /* GeGluV3 approximate: as its kernels read it, not as its header says */
+    EP_ACL_ALIGN = 32,          /* of a tensor's address; also a block of a core's local memory */
+    /* GeGluV3 approximate, as its kernels read it; its header says otherwise */
+    EP_ACL_GELU_ERF = 0,
     EP_ACL_GELU_TANH = 1,
     EP_ACL_NZ_ROWS = 16, /* of a fractal of int8 weights: [N/32][K/16][16][32] */
     EP_ACL_NZ_COLUMNS = 32,
-    EP_ACL_FUSED_COLUMNS_MAX = 10240, /* of GroupedMatmulSwigluQuant's weights */
+    EP_ACL_FUSED_COLUMNS_MAX = 10240, /* columns of GroupedMatmulSwigluQuant's weights */
 };
 
 /* vendor's name, code, what it is to callers, what happened. Codes without a row:
@@ -126,7 +126,7 @@ enum {
       "device memory has several wrong bits")                                                      \
     X(ACL_ERROR_RT_DRV_INTERNAL_ERROR, 507899, DEVICE_LOST, "an internal error of the driver")
 
-/* The same for operators, whose headers the test has not. */
+/* The same for operators, whose headers the test does not have. */
 #define EP_ACL_OPERATOR_CODE_MAP(X)                                                                \
     X(ACLNN_ERR_PARAM_NULLPTR, 161001, INTERNAL, "an operator misses a tensor")                    \
     X(ACLNN_ERR_PARAM_INVALID, 161002, UNIMPLEMENTED,                                              \
@@ -222,7 +222,7 @@ typedef enum ep_acl_library {
     X(aclDestroyTensorList, ep_acl_code, (const ep_acl_tensor_list *list), REQUIRED, "opbase 8.5") \
     X(aclDestroyAclOpExecutor, ep_acl_code, (ep_acl_executor * executor), OPTIONAL, "opbase 8.5")
 
-/* The first 12 parameters that GroupedMatmul has in every version, and the last ones. */
+/* The first 12 parameters of GroupedMatmul, alike in every version, and the last ones. */
 #define EP_ACL_GROUPED_MATMUL_INPUTS                                                               \
     const ep_acl_tensor_list *x, const ep_acl_tensor_list *weight, const ep_acl_tensor_list *bias, \
         const ep_acl_tensor_list *scale, const ep_acl_tensor_list *offset,                         \
@@ -237,7 +237,7 @@ typedef enum ep_acl_library {
         ep_acl_tensor_list *dynamic_scale_out, uint64_t *workspace_bytes,                          \
         ep_acl_executor **executor
 
-/* The second phase of every operator; its row stands behind that of the first. */
+/* The second phase of every operator; its row follows that of the first phase. */
 #define EP_ACL_LAUNCH_PARAMETERS                                                                   \
     (void *workspace, uint64_t workspace_bytes, ep_acl_executor *executor, ep_acl_stream stream)
 
@@ -265,7 +265,7 @@ typedef enum ep_acl_library {
       OPTIONAL, "ops-nn 2026-08")                                                                  \
     X(aclnnGeGluV3, ep_acl_code, EP_ACL_LAUNCH_PARAMETERS, OPTIONAL, "ops-nn 2026-08")
 
-/* Of V5 and V4 the newest that is there is taken; one must be. */
+/* The newest of V5 and V4 that exists is used; one must exist. */
 #define EP_ACL_TRANSFORMER_SYMBOLS(X)                                                              \
     X(aclnnGroupedMatmulV5GetWorkspaceSize, ep_acl_code,                                           \
       (EP_ACL_GROUPED_MATMUL_INPUTS, ep_acl_int_array * tuning, EP_ACL_GROUPED_MATMUL_OUTPUTS),    \
@@ -291,53 +291,53 @@ typedef enum ep_acl_library {
     EP_ACL_RUNTIME_SYMBOLS(X)                                                                      \
     EP_ACL_META_SYMBOLS(X) EP_ACL_NN_SYMBOLS(X) EP_ACL_TRANSFORMER_SYMBOLS(X)
 
-/* Filled once; a NULL member is an optional symbol that is not there. An operator has both phases
- * or none. */
+/* Filled once; a NULL member is a missing optional symbol. An operator has both phases or none. */
 typedef struct ep_acl_symbols {
 #define EP_ACL_FIELD(name, result, parameters, need, release) result(*name) parameters;
     EP_ACL_SYMBOLS(EP_ACL_FIELD)
 #undef EP_ACL_FIELD
-    const char *libraries[EP_ACL_LIBRARIES]; /* that the symbols came from, "libopapi_nn.so" */
+    /* the libraries that the symbols came from, such as "libopapi_nn.so" */
+    const char *libraries[EP_ACL_LIBRARIES];
 } ep_acl_symbols;
 
 /* How libraries are opened, so that a test can stand in for dlopen. */
 typedef struct ep_acl_opener {
-    /* NULL when it is not there, with text. */
+    /* NULL with text when it is missing. */
     void *(*open)(void *arg, const char *library, char text[EP_ERROR_TEXT_BYTES]);
     void *(*symbol)(void *arg, void *handle, const char *name);
     void *arg;
 } ep_acl_opener;
 
 /*
- * Opens the libraries and fills *out_symbols. The operators come wholly from the per-domain
- * libraries or, when the first of those is not there, wholly from libopapi.so: the vendor forbids
- * both in one process. Libraries stay open for the life of the process. Errors: UNAVAILABLE, with
- * the library or symbol that is missing.
+ * Opens the libraries and fills *out_symbols. The operators all come from the per-domain libraries
+ * or, when the first of those is missing, all from libopapi.so: the vendor forbids both in one
+ * process. Libraries stay open for the life of the process. Errors: UNAVAILABLE, with the library
+ * or symbol that is missing.
  */
 ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symbols,
                            ep_error *out_error);
 
 /*
- * Only the runtime, for a process that has streams of its own: no operator's library is opened,
- * since a set of them may be loaded already. What is CALLER must be there; the rest of *out_symbols
- * is NULL. Errors: as above.
+ * Loads only the runtime, for a process that has streams of its own. No operator library is opened,
+ * since a set of them may be loaded already. Symbols marked CALLER must exist; the rest of
+ * *out_symbols is NULL. Errors: as above.
  */
 ep_err ep_acl_symbols_load_runtime(const ep_acl_opener *opener, ep_acl_symbols *out_symbols,
                                    ep_error *out_error);
 
 /* dlopen by name, then below $ASCEND_HOME_PATH/lib64. */
 const ep_acl_opener *ep_acl_opener_system(void);
-/* The same, but of two runtimes the one this process has loaded already: a stream of one is nothing
- * to the other. */
+/* The same, but prefers the runtime that this process has already loaded: a stream of one runtime
+ * cannot be used with another. */
 const ep_acl_opener *ep_acl_opener_caller(void);
 
-/* What a call returned, with the code and the vendor's words: "device 0: aclrtMalloc: no device
- * memory (...)". */
+/* Turns the result of a call into an error, with the code and the vendor's text: "device 0:
+ * aclrtMalloc: no device memory (...)". */
 ep_err ep_acl_error_set(ep_error *out_error, const ep_acl_symbols *acl, int32_t device,
                         ep_acl_code code, const char *call);
 
-/* What a code means to a caller. Codes 507000..507999, which are the device's, without a row:
- * DEVICE_LOST; others: INTERNAL. */
+/* The error for a code. Codes without a row: DEVICE_LOST for 507000..507999, which are the
+ * device's, otherwise INTERNAL. */
 ep_err ep_acl_code_err(ep_acl_code code);
 /* "ACL_ERROR_RT_CONTEXT_NULL"; "unknown code" */
 const char *ep_acl_code_name(ep_acl_code code);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows stay in the callers' host memory: that is where the network puts them, and gathering them
- * into pinned memory is where they get the type of the weights. So a job crosses the device in one
+ * Rows stay in the callers' host memory, where the network puts them. When they are gathered into
+ * pinned memory they are converted to the type of the weights. So a job crosses the device in one
  * go, without the host between its copies.
  *
- * Two threads: the launcher takes the most urgent job and those that can ride with it, fills a free
- * slot and queues its steps; the finisher waits for the oldest slot under way, writes results and
- * calls done(). A thread that waits, and no callback of the vendor's: it also hears of a device
- * that answers no more.
+ * Two threads. The launcher takes the most urgent job and others that fit into the same group,
+ * fills a free slot and queues its steps. The finisher waits for the oldest slot in flight, writes
+ * results and calls done(). It waits in a thread rather than with a callback of the vendor's, so
+ * that it also notices a device that no longer answers.
  */
 #include "backends/ascend/ascend_backend.h"
 
@@ -23,10 +23,10 @@
 #include "base/error.h"
 #include "base/log.h"
 
-#define SLOTS 4 /* one copied in, one computed, one copied out, one with the host */
-/* from one look at the device's memory to the next: one that answers no more is lost */
+#define SLOTS 4 /* one being copied in, one computed, one copied out, one with the host */
+/* interval of reading the device's memory figures: a device that does not answer is lost */
 #define LOOK_NS EP_NS_PER_S
-/* of free memory: left beside the weights when no budget is given, for passes and operators */
+/* 1/SPARE_PART of free memory stays for passes and operators when no budget is given */
 #define SPARE_PART 10
 
 typedef struct ascend_backend {
@@ -44,11 +44,11 @@ typedef struct ascend_backend {
     bool has_launcher;
     bool has_finisher;
 
-    pthread_mutex_t lock; /* below */
+    pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t changed;
-    ep_job *first; /* waiting, in the order they came */
+    ep_job *first; /* waiting, in the order of submission */
     ep_job *last;
-    uint32_t jobs_count; /* waiting or under way */
+    uint32_t jobs_count; /* waiting or in flight */
     ep_ascend_slot *free;
     ep_ascend_slot *first_flying; /* oldest first */
     ep_ascend_slot *last_flying;
@@ -65,7 +65,7 @@ static bool rides_with(const ep_job *job, const ep_job *lead, uint32_t rows)
     return job == lead || (alike && as_patient && rows + job->rows_count <= EP_ASCEND_ROWS_MAX);
 }
 
-/* Lock held; there are jobs. The most urgent one, and others in their order. */
+/* Lock held; there are jobs. Takes the most urgent one, and others that fit, in their order. */
 static void take_jobs(ascend_backend *backend, ep_ascend_slot *slot)
 {
     const ep_job *lead = backend->first;
@@ -76,7 +76,7 @@ static void take_jobs(ascend_backend *backend, ep_ascend_slot *slot)
     uint32_t rows = lead->rows_count;
     uint32_t count = 0;
     bool has_lead = false;
-    ep_job *kept = NULL; /* the last that stays */
+    ep_job *kept = NULL; /* the last job that stays in the queue */
     for (ep_job **link = &backend->first; *link != NULL;) {
         ep_job *job = *link;
         const bool has_place = job == lead || count + (has_lead ? 0 : 1) < jobs_max;
@@ -133,7 +133,7 @@ static void *launcher_main(void *arg)
     return NULL;
 }
 
-/* The jobs are their callers' again. */
+/* Calls done(): the jobs belong to their callers again. */
 static void end_jobs(ascend_backend *backend, ep_job *const *jobs, uint32_t count, ep_err result)
 {
     for (uint32_t j = 0; j < count; j++) {
@@ -183,7 +183,7 @@ static void *finisher_main(void *arg)
         const uint32_t count = slot->jobs_count;
         memcpy(jobs, slot->jobs, count * sizeof(jobs[0]));
 
-        pthread_mutex_lock(&backend->lock); /* the slot first: done() may take long */
+        pthread_mutex_lock(&backend->lock); /* free the slot first, since done() may take long */
         slot->next = backend->free;
         backend->free = slot;
         pthread_cond_broadcast(&backend->changed);
@@ -237,7 +237,7 @@ static void stop_threads(ascend_backend *backend)
     }
 }
 
-/* Streams go first: nothing else may be destroyed that one of them has not passed. */
+/* Destroys streams first: nothing may be destroyed that a stream has not yet passed. */
 static void close_device(ascend_backend *backend)
 {
     ep_ascend_device *device = &backend->device;
@@ -321,17 +321,17 @@ static ep_err start_threads(ascend_backend *backend, ep_error *out_error)
                                                 "backend ascend cannot start its threads");
 }
 
-/* I of known-answer runs: the second is what the fused operator takes. */
+/* I of known-answer runs; the fused operator accepts the second */
 enum { ODD = EP_KNOWN_ANSWER_INNER, EVEN = 64 };
 
-/* What a device may lack, by what a known-answer run of it computes. Those that others stand on
- * come first. */
+/* Abilities that a device may lack, with what its known-answer run computes. Abilities that others
+ * need come first. */
 static const struct {
     ep_ascend_ability ability;
     uint32_t needs;
     ep_activation activation;
     bool has_biases;
-    bool is_quant; /* w8a8; else bf16 and f16 */
+    bool is_quant; /* w8a8; false: bf16 and f16 */
     uint32_t inner;
     const char *effect;
 } trials[] = {
@@ -351,7 +351,7 @@ static const struct {
      "w8a8 experts take more steps"},
 };
 
-/* By the symbols that are there. */
+/* The abilities for which the symbols exist. */
 static uint32_t abilities_of(const ep_acl_symbols *acl)
 {
     return EP_ASCEND_BIASES | (acl->aclnnClippedSwiglu != NULL ? EP_ASCEND_CLIPPED : 0) |
@@ -376,8 +376,8 @@ static ep_err run_trial(ascend_backend *backend, ep_activation activation, bool 
 }
 
 /*
- * The known-answer runs. bf16 and f16 with silu must do. What else the operators do differs between
- * releases and devices: it is what these runs show, and refused where they fail.
+ * Makes the known-answer runs. bf16 and f16 with silu must succeed. The operators' other abilities
+ * differ between releases and devices: each is used if its run succeeds, and refused otherwise.
  */
 static ep_err learn_answers(ascend_backend *backend, ep_error *out_error)
 {
@@ -405,7 +405,7 @@ static ep_err learn_answers(ascend_backend *backend, ep_error *out_error)
     return err;
 }
 
-/* A device has no more memory than it says, so there is always a budget. */
+/* A device's memory is limited, so there is always a budget. */
 static ep_err set_budget(ascend_backend *backend, uint64_t wanted, ep_error *out_error)
 {
     const ep_err err = ep_ascend_device_look(&backend->device, out_error);
@@ -464,7 +464,7 @@ static ep_err ascend_numerics_id(ep_backend *base, ep_weight_format format, bool
                                  uint32_t others, char out_id[EP_NUMERICS_ID_BYTES])
 {
     ascend_backend *backend = (ascend_backend *)base;
-    (void)wide_inputs; /* there is one arithmetic */
+    (void)wide_inputs; /* both use the same arithmetic */
     if (format != EP_WEIGHTS_BF16 && format != EP_WEIGHTS_F16 &&
         !(format == EP_WEIGHTS_W8A8 && (backend->device.abilities & EP_ASCEND_W8A8) != 0)) {
         return EP_ERR_UNIMPLEMENTED;
@@ -482,8 +482,8 @@ static size_t ascend_weights_bytes(ep_backend *base, const ep_expert_source *sou
                : 0;
 }
 
-/* Device memory is the runtime's to give: the error says how much of it there is, and what to
- * turn. */
+/* Only the runtime can tell how much device memory is free. The error says it, and what to
+ * change. */
 static ep_err tell_memory(ascend_backend *backend, size_t bytes, ep_error *out_error)
 {
     return ep_error_set(

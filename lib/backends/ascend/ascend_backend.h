@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Backend "ascend": Ascend NPUs through CANN. README.md beside this file has what it asks of the
- * libraries. */
+/* Backend "ascend": Ascend NPUs through CANN. README.md says what it needs of the libraries. */
 #ifndef EP_BACKENDS_ASCEND_ASCEND_BACKEND_H
 #define EP_BACKENDS_ASCEND_ASCEND_BACKEND_H
 

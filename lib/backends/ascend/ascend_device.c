@@ -8,9 +8,9 @@
 #include "base/error.h"
 #include "base/log.h"
 
-/* The vendor's libraries do not survive being closed, so they stay open. aclInit is for once in a
- * process, so aclFinalize follows the last device that served: a probe, or an open that failed, may
- * be followed by another device's. */
+/* The vendor's libraries do not survive being closed, so they stay open. aclInit may run once in a
+ * process, so aclFinalize comes after the last device that served; after a probe or a failed open,
+ * another device may follow. */
 static struct {
     pthread_mutex_t lock;
     bool loaded;
@@ -91,9 +91,8 @@ ep_err ep_ascend_check(ep_ascend_device *device, ep_acl_code code, const char *c
     return err;
 }
 
-/* A lost device is asked nothing more: an answer may be long in coming, and the node lets go of
- * thousands of experts.
- */
+/* A lost device is not called any more: an answer could take long, and a node unloads many
+ * experts. */
 static ep_err check_lost(ep_ascend_device *device, ep_error *out_error)
 {
     return atomic_load(&device->lost)
@@ -115,7 +114,7 @@ static ep_err count_devices(ep_ascend_device *device, uint32_t *out_count, ep_er
                : err;
 }
 
-/* One line with what a report of trouble needs. */
+/* Logs one line with what a fault report needs. */
 static void tell_device(const ep_ascend_device *device)
 {
     const char *soc = device->acl.aclrtGetSocName();

@@ -9,9 +9,10 @@
 #include "kernels/ffn_activation.h"
 #include "kernels/ffn_widen.h"
 
-#define PART_ALIGN 512              /* of everything inside a block */
-#define COUNTS_BYTES ((size_t)1024) /* a multiple of PART_ALIGN: rows follow */
-#define W8A8_ROWS_ALIGN 8           /* first rows of jobs: scales of rows, f32, are aligned there */
+#define PART_ALIGN 512              /* of each part of a block */
+#define COUNTS_BYTES ((size_t)1024) /* a multiple of PART_ALIGN, since rows follow */
+/* a job's first row is a multiple of this, so that its f32 row scales are aligned */
+#define W8A8_ROWS_ALIGN 8
 _Static_assert(COUNTS_BYTES % PART_ALIGN == 0 && PART_ALIGN % EP_ACL_ALIGN == 0 &&
                    W8A8_ROWS_ALIGN * sizeof(float) % EP_ACL_ALIGN == 0,
                "every tensor's address is aligned");
@@ -19,24 +20,25 @@ _Static_assert(COUNTS_BYTES >= EP_ACL_GROUPS_MAX * sizeof(int64_t) &&
                    COUNTS_BYTES >= EP_ASCEND_W8A8_JOBS_MAX * EP_ACL_ALIGN,
                "all counts have room");
 
-/* Where what lies, for the slot's jobs. */
+/* Where each part is, for the slot's jobs. */
 typedef struct layout {
     uint32_t hidden;
     uint32_t inner;
-    const ep_ascend_weights *weights; /* of the first job: all are alike */
+    const ep_ascend_weights *weights; /* of the first job; the others are alike */
     bool is_quant;
     ep_acl_data_type x_type;
-    ep_acl_data_type type; /* of what is computed */
-    ep_dtype dtype;        /* the same, as ours */
-    size_t x_bytes;        /* of an element */
-    size_t count_bytes;    /* from one job's count to the next */
-    size_t in_bytes; /* counts, rows and their scales: from 0 on in the stage and on the device */
+    ep_acl_data_type type; /* of the computation */
+    ep_dtype dtype;        /* the same as our type */
+    size_t x_bytes;        /* bytes of an element */
+    size_t count_bytes;    /* distance from one job's count to the next */
+    /* counts, rows and their scales; they start at 0 both in the stage and on the device */
+    size_t in_bytes;
     size_t x_scales;
     size_t out_bytes; /* scales of inner rows, and results */
-    size_t out_stage; /* in the stage; the rest on the device */
+    size_t out_stage; /* offset in the stage; the others are offsets on the device */
     size_t gate_up;
     size_t activated;
-    size_t gelu; /* what GeGluV3 gives beside its result */
+    size_t gelu; /* the second output of GeGluV3 */
     size_t quant;
     size_t quant_scales;
     size_t out_device;
@@ -115,7 +117,7 @@ void ep_ascend_stream_destroy(ep_ascend_device *device, ep_acl_stream stream)
 
 /* ---- memory ---- */
 
-/* Streams wait for them, and so does the finisher: each is a use that is asked for. */
+/* Streams wait for these events, and so does the finisher; each use needs a flag. */
 ep_err ep_ascend_slot_init(ep_ascend_slot *slot, ep_ascend_device *device, ep_error *out_error)
 {
     ep_acl_event *const events[] = {&slot->ready, &slot->computed, &slot->done};
@@ -188,7 +190,8 @@ static ep_err reserve(ep_ascend_slot *slot, ep_ascend_device *device, const layo
     return err;
 }
 
-/* Tensors, lists and what executors no launch took: the streams have passed them, or never will. */
+/* Destroys tensors, lists and executors that were not launched. Streams have passed them, or never
+ * will. */
 static void drop_objects(ep_ascend_slot *slot, ep_ascend_device *device)
 {
     for (uint32_t i = 0; i < slot->steps_count; i++) {
@@ -196,7 +199,7 @@ static void drop_objects(ep_ascend_slot *slot, ep_ascend_device *device)
             (void)device->acl.aclDestroyAclOpExecutor(slot->steps[i].executor);
         }
     }
-    for (uint32_t i = 0; i < slot->lists_count; i++) { /* with their tensors */
+    for (uint32_t i = 0; i < slot->lists_count; i++) { /* together with their tensors */
         (void)device->acl.aclDestroyTensorList(slot->lists[i]);
     }
     for (uint32_t i = 0; i < slot->tensors_count; i++) {
@@ -229,7 +232,7 @@ void ep_ascend_slot_fini(ep_ascend_slot *slot, ep_ascend_device *device)
 
 /* ---- rows ---- */
 
-/* A row as int8, by the rule of the format (kernels/expert_ffn.h). */
+/* Writes a row as int8, by the rule of the format (kernels/expert_ffn.h). */
 static void quantise_row(ep_ascend_slot *slot, const layout *l, uint32_t place)
 {
     int8_t *to = (int8_t *)(slot->stage + COUNTS_BYTES) + (size_t)place * l->hidden;
@@ -245,7 +248,7 @@ static void quantise_row(ep_ascend_slot *slot, const layout *l, uint32_t place)
     }
 }
 
-/* One row, as the operators take it: rounded once to the type of the weights. */
+/* Writes one row as the operators take it: rounded once to the type of the weights. */
 static void gather_row(ep_ascend_slot *slot, const layout *l, const ep_job *job,
                        const ep_job_row *row, uint32_t place)
 {
@@ -292,9 +295,9 @@ static void gather(ep_ascend_slot *slot, const layout *l)
 }
 
 /*
- * The operators divide 0 by 0 where an inner row is all zeros: no scale is above 0 then, and the
- * result is down's bias. A row that came with NaN or infinity has a scale of NaN from the start,
- * and its result stays NaN.
+ * The operators divide 0 by 0 where an inner row is all zeros: then its scale is not above 0, and
+ * the result is down's bias. A row that had NaN or infinity has the scale NaN from the start, and
+ * its result stays NaN.
  */
 static bool is_inner_zero(const ep_ascend_slot *slot, const layout *l, uint32_t place)
 {
@@ -382,8 +385,8 @@ static ep_acl_tensor_list *make_list(ep_ascend_device *device, ep_acl_tensor **t
     return list;
 }
 
-/* The slot keeps what is made for a launch until the streams have passed it. NULL makes the launch
- * fail. */
+/* Records an object in the slot, which keeps it until streams have passed it. NULL fails the
+ * launch. */
 static ep_acl_tensor *keep_tensor(ep_ascend_slot *slot, ep_acl_tensor *tensor)
 {
     if (tensor == NULL) {
@@ -413,8 +416,9 @@ static ep_acl_tensor_list *list_of_one(ep_ascend_slot *slot, ep_ascend_device *d
 }
 
 /*
- * The part at an offset of jobs' weights, rows of columns: of each job a tensor of its own, or of a
- * single job one with an axis in front, as GroupedMatmul wants it. rows 0: without that axis.
+ * A list of tensors for the part at an offset in jobs' weights, [rows,columns]: one tensor for each
+ * job, or for a single job one with an axis in front, as GroupedMatmul wants it. rows 0: without
+ * that axis.
  */
 static ep_acl_tensor_list *list_of_parts(ep_ascend_slot *slot, ep_ascend_device *device,
                                          ep_acl_data_type type, uint32_t first, uint32_t count,
@@ -435,7 +439,7 @@ static ep_acl_tensor_list *list_of_parts(ep_ascend_slot *slot, ep_ascend_device 
     return keep_list(slot, make_list(device, tensors, count));
 }
 
-/* The first phase of an operator is over: code is what it returned. */
+/* Adds an operator whose first phase is done; code is what that phase returned. */
 static void add_step(ep_ascend_slot *slot, ep_ascend_device *device, const ep_ascend_step *step,
                      ep_acl_code code)
 {
@@ -451,7 +455,7 @@ static void add_step(ep_ascend_slot *slot, ep_ascend_device *device, const ep_as
         .launch = (device)->acl.operator, .name = #operator                                        \
     }
 
-/* Some jobs, and their rows. */
+/* A range of jobs, and of their rows. */
 typedef struct job_range {
     uint32_t first;
     uint32_t count;
@@ -534,7 +538,7 @@ static void add_matmul(ep_ascend_slot *slot, ep_ascend_device *device, const lay
     }
 }
 
-/* The greatest finite number stands for a limit that is none: the operator wants one. */
+/* The operator requires a limit; without one, the greatest finite number is used. */
 static ep_acl_code plan_clipped(ep_ascend_device *device, const ep_ascend_weights *weights,
                                 const ep_acl_tensor *in, const ep_acl_tensor *out,
                                 ep_ascend_step *step)
@@ -579,7 +583,7 @@ static void add_activation(ep_ascend_slot *slot, ep_ascend_device *device, const
     }
 }
 
-/* Activated rows become int8, and their scales max / 127. */
+/* Activated rows become int8 with scales max / 127. */
 static void add_quant(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l)
 {
     const int64_t rows = slot->rows_count;
@@ -598,8 +602,8 @@ static void add_quant(ep_ascend_slot *slot, ep_ascend_device *device, const layo
     }
 }
 
-/* All up to the int8 rows that down takes, of one job: a group list of running sums, which of one
- * group are counts. */
+/* Everything up to the int8 rows that down takes, for one job. The group list holds running sums;
+ * for a single group these equal the counts. */
 static void add_fused(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l, job_range r)
 {
     const ep_ascend_weights *w = (const ep_ascend_weights *)slot->jobs[r.first]->weights;
@@ -632,8 +636,8 @@ static void add_fused(ep_ascend_slot *slot, ep_ascend_device *device, const layo
     }
 }
 
-/* All first phases come before the first launch: the workspace may grow only while nothing of the
- * slot runs. */
+/* All first phases come before the first launch, because the workspace may grow only while nothing
+ * of the slot runs. */
 static void plan(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l)
 {
     const product gate_up = {.matrix = &l->weights->gate_up,
@@ -648,7 +652,7 @@ static void plan(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l
                           .x = l->is_quant ? l->quant : l->activated,
                           .row_scales = l->quant_scales,
                           .out = l->out_device};
-    const uint32_t count = l->is_quant ? 1 : slot->jobs_count; /* of jobs in a product */
+    const uint32_t count = l->is_quant ? 1 : slot->jobs_count; /* jobs per product */
     for (uint32_t j = 0; j < slot->jobs_count; j += count) {
         if (l->weights->is_fused) {
             add_fused(slot, device, l, range_of(slot, j, count));
@@ -674,7 +678,7 @@ static void plan(ep_ascend_slot *slot, ep_ascend_device *device, const layout *l
     }
 }
 
-/* An executor is for one launch: whatever that returns, it is used up. */
+/* An executor serves one launch and is used up by it, also if the launch fails. */
 static ep_err launch_step(ep_ascend_slot *slot, ep_ascend_device *device, ep_ascend_step *step,
                           ep_acl_stream stream)
 {
@@ -731,14 +735,15 @@ void ep_ascend_slot_launch(ep_ascend_slot *slot, ep_ascend_device *device,
 ep_err ep_ascend_slot_finish(ep_ascend_slot *slot, ep_ascend_device *device)
 {
     ep_err err = slot->result;
-    /* Each stream tells of its own failures only. */
+    /* Waits for every stream, since each reports only its own failures. */
     ep_acl_event const events[] = {slot->ready, slot->computed, slot->done};
     static const char *const waits[] = {
         "aclrtSynchronizeEventWithTimeout of the in stream (copies of rows)",
         "aclrtSynchronizeEventWithTimeout of the compute stream (operators)",
         "aclrtSynchronizeEventWithTimeout of the out stream (copies of results)"};
     for (size_t i = 0; i < EP_ARRAY_COUNT(events) && err == EP_OK; i++) {
-        if (atomic_load(&device->lost)) { /* each wait could take the whole time again */
+        /* otherwise each wait could take the whole timeout again */
+        if (atomic_load(&device->lost)) {
             err = EP_ERR_DEVICE_LOST;
             break;
         }
@@ -755,8 +760,8 @@ ep_err ep_ascend_slot_finish(ep_ascend_slot *slot, ep_ascend_device *device)
         scatter(slot, &l);
         atomic_store(&device->told, false);
     }
-    /* What runs on after a loss may still write, also of an earlier pass: objects stay until the
-     * streams are gone. */
+    /* After a loss, running work may still write, also that of an earlier pass: objects stay until
+     * the streams are gone. */
     if (!atomic_load(&device->lost)) {
         drop_objects(slot, device);
     }

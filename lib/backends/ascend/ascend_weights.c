@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "kernels/ffn_element.h"
 
-/* of pinned memory: a few milliseconds of a device's link; at least one row of any matrix */
+/* pinned memory: takes a few milliseconds on a device's link; fits a row of any matrix */
 #define STAGE_BYTES ((size_t)4 << 20)
 #define PART_ALIGN 512
 
@@ -40,7 +40,7 @@ static ep_err check_format(const ep_ascend_device *device, const ep_expert_sourc
     return EP_OK;
 }
 
-/* The operator is there and has shown that it works, or the activation is refused. */
+/* Refuses the activation unless its operator exists and has passed its known-answer run. */
 static ep_err check_activation(const ep_ascend_device *device, const ep_expert_source *source,
                                ep_error *out_error)
 {
@@ -96,8 +96,8 @@ bool ep_ascend_weights_alike(const ep_backend_weights *a, const ep_backend_weigh
 }
 
 /*
- * Whether the operator takes these shapes and does all that is to be done: whole fractals, and rows
- * of results in whole blocks of its local memory, which no document says and its kernel stands on.
+ * Whether the operator accepts these shapes and does all that is needed: whole fractals, and result
+ * rows in whole blocks of its local memory (no document says so, but its kernel relies on it).
  */
 static bool can_fuse(const ep_ascend_device *device, const ep_expert_source *source)
 {
@@ -112,7 +112,7 @@ static size_t element_bytes(ep_weight_format format)
     return format == EP_WEIGHTS_W8A8 ? sizeof(int8_t) : sizeof(uint16_t);
 }
 
-/* What the operators add to the results of each format. */
+/* The type of biases that the operators add for each format. */
 static ep_dtype bias_dtype(ep_weight_format format)
 {
     return format == EP_WEIGHTS_BF16  ? EP_DTYPE_F32
@@ -120,7 +120,7 @@ static ep_dtype bias_dtype(ep_weight_format format)
                                       : EP_DTYPE_BF16;
 }
 
-/* Begins a part behind those before it. */
+/* Appends a part. */
 static size_t take_part(size_t *bytes, size_t part_bytes)
 {
     const size_t begin = ep_align_up(*bytes, PART_ALIGN);
@@ -128,7 +128,7 @@ static size_t take_part(size_t *bytes, size_t part_bytes)
     return begin;
 }
 
-/* Where the parts lie; the bytes of all. */
+/* Sets the offsets of the parts; returns the bytes of all. */
 static size_t lay_out(const ep_expert_source *source, ep_ascend_weights *weights)
 {
     const size_t values = (size_t)source->hidden * source->inner * element_bytes(source->format);
@@ -191,18 +191,18 @@ void ep_ascend_uploader_fini(ep_ascend_uploader *uploader, ep_ascend_device *dev
     pthread_mutex_destroy(&uploader->lock);
 }
 
-/* A matrix of the file, or two of one shape that come side by side. */
+/* A matrix of the file, or two of one shape to be put side by side. */
 typedef struct upload_job {
     const void *left;
-    const void *right; /* NULL: one */
+    const void *right; /* NULL: only one */
     uint32_t rows;
     uint32_t columns;
     size_t element;
     uint8_t *to;
 } upload_job;
 
-/* Columns [first, first + count) of a matrix become rows of the stage, width wide, from its column
- * at. */
+/* Copies columns [first, first + count) of a matrix to rows of the stage, which are width wide,
+ * from column `at` on. */
 static void transpose(const void *matrix, const upload_job *job, uint32_t first, uint32_t count,
                       uint8_t *stage, size_t width, size_t at)
 {
@@ -215,7 +215,7 @@ static void transpose(const void *matrix, const upload_job *job, uint32_t first,
     }
 }
 
-/* Lock held. What lies in the stage. */
+/* Lock held. Sends the content of the stage. */
 static ep_err send(ep_ascend_device *device, ep_ascend_uploader *uploader, uint8_t *to,
                    size_t bytes, ep_error *out_error)
 {
@@ -227,7 +227,7 @@ static ep_err send(ep_ascend_device *device, ep_ascend_uploader *uploader, uint8
                         : err;
 }
 
-/* Lock held. [rows,columns], or two of these, become [columns, rows or 2 rows]. */
+/* Lock held. Turns [rows,columns], or two of these, into [columns, rows or 2 rows]. */
 static ep_err upload(ep_ascend_device *device, ep_ascend_uploader *uploader, const upload_job *job,
                      ep_error *out_error)
 {
@@ -248,8 +248,8 @@ static ep_err upload(ep_ascend_device *device, ep_ascend_uploader *uploader, con
     return EP_OK;
 }
 
-/* 32 columns of gate and up side by side, from column first on: fractals below one another are H
- * rows of 32 values. */
+/* Writes 32 columns of gate and up side by side, from column first on: fractals below one another
+ * are H rows of 32 values. */
 static void stage_fractals(const ep_expert_source *source, uint32_t first, uint8_t *to)
 {
     for (uint32_t c = 0; c < EP_ACL_NZ_COLUMNS; c++) {
@@ -304,7 +304,7 @@ static ep_err upload_scales(ep_ascend_device *device, ep_ascend_uploader *upload
     return err;
 }
 
-/* count values behind first of the stage, as dtype; zeros where there are none. */
+/* Writes count values to the stage, after the first `first`, as dtype; zeros without biases. */
 static void stage_biases(ep_ascend_uploader *uploader, const ep_expert_source *source,
                          const void *biases, size_t first, uint32_t count)
 {
@@ -359,7 +359,7 @@ static ep_err fill(ep_ascend_device *device, ep_ascend_uploader *uploader,
     return err;
 }
 
-/* Values of a file as f32 on the heap; NULL stays NULL. False: no memory. */
+/* Copies values of a file to the heap as f32; NULL stays NULL. False: no memory. */
 static bool copy_floats(const void *from, ep_dtype dtype, uint32_t count, float **out_floats)
 {
     float *floats = from != NULL ? malloc(count * sizeof(*floats)) : NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vtable of backend "cpu": packed weights against a budget, jobs to the schedule. */
+/* The vtable of backend "cpu": packed weights within a budget, jobs to the schedule. */
 #include "backends/cpu/cpu_backend.h"
 
 #include <stdlib.h>
@@ -15,10 +15,10 @@
 typedef struct cpu_backend {
     ep_backend base;
     ep_backend_budget budget;
-    ep_known_answer answers[2]; /* by wide_inputs */
+    ep_known_answer answers[2]; /* indexed by wide_inputs */
     ep_numerics numerics;
     ep_cpu_topology *topology;
-    ep_cpu_memory *memory; /* of weights */
+    ep_cpu_memory *memory; /* for weights */
     ep_cpu_schedule *schedule;
     _Atomic uint64_t node_bytes[EP_BACKEND_THREADS_MAX]; /* weights on each memory node */
     bool node_has_workers[EP_BACKEND_THREADS_MAX];
@@ -114,8 +114,8 @@ static size_t cpu_weights_bytes(ep_backend *base, const ep_expert_source *source
                                               : 0;
 }
 
-/* The memory node with the least weights on it, these counted in, of those with workers: elsewhere
- * all would read from afar. */
+/* The memory node with the least weights, and adds these bytes to it. Only nodes with workers
+ * count: elsewhere all reads would be remote. */
 static uint32_t take_node(cpu_backend *backend, size_t bytes)
 {
     const uint32_t nodes = ep_cpu_topology_nodes(backend->topology);
@@ -127,12 +127,12 @@ static uint32_t take_node(cpu_backend *backend, size_t bytes)
             best = i;
         }
     }
-    EP_ASSERT(best < nodes); /* there is a worker */
+    EP_ASSERT(best < nodes); /* there is at least one worker */
     atomic_fetch_add(&backend->node_bytes[best], bytes);
     return best;
 }
 
-/* Memory for weights of this shape, against the budget, not filled yet. source has been checked. */
+/* Allocates weights of this shape within the budget, not filled yet. source is checked. */
 static ep_err make_weights(cpu_backend *backend, const ep_expert_source *source,
                            ep_cpu_weights **out_weights, ep_error *out_error)
 {
@@ -198,8 +198,8 @@ static const char *cpu_packed_layout(ep_backend *base)
         {EP_FFN_PACKED_LAYOUT, EP_FFN_PACKED_LAYOUT "-bf16dp", EP_FFN_PACKED_LAYOUT "-bf16odd"},
         {EP_FFN_PACKED_LAYOUT "-w4a8", EP_FFN_PACKED_LAYOUT "-bf16dp-w4a8"}};
     const ep_numerics numerics = ((cpu_backend *)base)->numerics;
-    /* What has bf16 has most: its family tells those of the other formats, but for the one whose
-     * mxfp4 tells. */
+    /* The family of bf16 tells those of the other formats. Only whether 4-bit formats use w4a8 is
+     * told by the family of mxfp4. */
     const bool is_narrow = ep_numerics_family(numerics, EP_WEIGHTS_MXFP4) == EP_FFN_FAMILY_W4A8;
     return layouts[is_narrow][ep_numerics_family(numerics, EP_WEIGHTS_BF16)];
 }

@@ -12,7 +12,7 @@
 #include "base/large_memory.h"
 
 #if defined(__SANITIZE_ADDRESS__)
-/* holes are forbidden, as malloc's own are: weights that are used after their end are seen */
+/* marks holes as forbidden, as malloc does, so that a use of weights after their end is found */
 #include <sanitizer/asan_interface.h>
 #else
 #define ASAN_POISON_MEMORY_REGION(bytes, count) ((void)(bytes), (void)(count))
@@ -21,11 +21,11 @@
 
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define CHUNK_BYTES ((size_t)256 << 20)
-/* of experts like these malloc takes half as much again once they replace each other */
+/* from this size on, malloc would take half as much again when experts replace each other */
 #define PART_BYTES_MIN (CHUNK_BYTES / 1024)
-/* of larger ones the last 2 MiB are little, and chunks would have large holes */
+/* for larger parts the last 2 MiB matter little, and chunks would get large holes */
 #define PART_BYTES_MAX (CHUNK_BYTES / 4)
-/* a part between any two, none below PART_BYTES_MIN */
+/* a part between any two holes, none below PART_BYTES_MIN */
 #define HOLES_MAX (CHUNK_BYTES / PART_BYTES_MIN + 1)
 
 typedef struct {
@@ -38,7 +38,8 @@ typedef struct chunk {
     uint8_t *bytes;
     uint32_t node;
     uint32_t holes_count;
-    /* by place, parts between them; room for one before it joins its neighbours */
+    /* ordered by place, with parts between them; room for one more before it joins its
+     * neighbours */
     hole holes[HOLES_MAX + 1];
 } chunk;
 
@@ -94,8 +95,7 @@ static void drop_hole(chunk *c, uint32_t index)
 }
 
 /* Lock held. The chunk on this memory node with the smallest hole that is large enough, so that
- * what is in memory already is used before what never was; out_index: of the hole. NULL: none
- * is. */
+ * memory in use is filled before untouched memory; *out_index: of the hole. NULL: none. */
 static chunk *find_hole(const ep_cpu_memory *memory, size_t bytes, uint32_t node,
                         uint32_t *out_index)
 {
@@ -113,7 +113,7 @@ static chunk *find_hole(const ep_cpu_memory *memory, size_t bytes, uint32_t node
     return best;
 }
 
-/* Lock held. The hole becomes smaller. */
+/* Lock held. Takes bytes from the hole. */
 static void *take_of_hole(chunk *c, uint32_t index, size_t bytes)
 {
     hole *h = &c->holes[index];
@@ -159,12 +159,11 @@ void *ep_cpu_memory_take(ep_cpu_memory *memory, size_t bytes, uint32_t node)
         part = c != NULL ? take_of_hole(c, index, bytes) : NULL;
         pthread_mutex_unlock(&memory->lock);
     }
-    /* so many address bytes may be refused where these are not */
+    /* a whole chunk of address space may be refused where this part is not */
     return part != NULL ? part : alloc_on(memory, bytes, node);
 }
 
-/* Whole huge pages go back to the system; the others hold bytes of neighbours, and would be cut
- * up. */
+/* Returns whole huge pages to the system. Others hold bytes of neighbours and would be split. */
 static void discard(const chunk *c, const hole *h)
 {
     const size_t first = ep_align_up(h->at, HUGE_PAGE_BYTES);

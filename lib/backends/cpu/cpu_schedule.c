@@ -14,38 +14,38 @@
 #include "base/clock.h"
 #include "base/cpu_features.h"
 
-/* an expert takes 50 to 500 us; waking a sleeper costs some 25 */
+/* an expert takes 50 to 500 us, waking a sleeping thread about 25 */
 #define SPIN_NS (50 * EP_NS_PER_US)
-/* a pass below this is one task: handing parts over would cost more */
+/* a smaller pass is one task: handing parts over would cost more */
 #define WHOLE_PASS_FMAS 262144u
-#define SMALL_ROUND 16384u /* inner values that one thread rounds to int8 */
+#define SMALL_ROUND 16384u /* up to this many inner values, one thread rounds to int8 */
 #define TASK_FMAS 65536u   /* panels are taken together up to this much work */
-/* waiting jobs that a thread passes over to find one of its own memory node */
+/* how many waiting jobs a thread passes over to find one of its own memory node */
 #define LOCAL_LOOKS 32
-/* jobs, or turns to passes, that near ones go before the one whose turn it is */
+/* how many jobs, or turns to passes, near ones may overtake before the one whose turn it is */
 #define OVERTAKEN_MAX 64
 #define CACHE_LINE 64
-/* passes open beyond one per thread: stage ends find other work, and one may be overtaken */
+/* passes beyond one per thread, so that stage ends find other work, and a pass may be overtaken */
 #define SPARE_PASSES 3
 
 typedef enum { STAGE_PREPARE, STAGE_PACK, STAGE_GATE_UP, STAGE_ROUND, STAGE_DOWN, STAGE_END } stage;
 
 /*
- * Tasks of a stage are claimed without the lock: `claim` holds the stage's number and how many are
- * taken, so that a thread which still believes in an earlier stage takes nothing. What else is in a
- * pass changes under the lock, and only when no task of it runs.
+ * Tasks of a stage are claimed without the lock. `claim` holds the stage's number and how many
+ * tasks are taken, so that a thread which still expects an earlier stage takes nothing. The rest of
+ * a pass changes under the lock, and only while none of its tasks runs.
  */
 typedef struct {
     _Alignas(CACHE_LINE) _Atomic uint64_t claim; /* number << 32 | tasks taken */
     _Atomic uint32_t tasks_done;
-    _Atomic uint32_t threads_in; /* in its tasks; written under lock */
+    _Atomic uint32_t threads_in; /* threads running its tasks; written under lock */
     bool open;
-    bool is_whole; /* so small that it is one task */
+    bool is_whole; /* so small that it is a single task */
     ep_job *job;
     uint32_t first_row;
     uint32_t rows_count;
     stage stage;
-    uint32_t number; /* of this stage, as the next */
+    uint32_t number; /* tasks in this stage, like the next */
     uint32_t tasks_count;
     uint32_t grain; /* tasks taken at a time */
     ep_err err;
@@ -55,47 +55,48 @@ typedef struct {
     size_t scratch_bytes;
 } cpu_pass;
 
-/* Panels of weights in memory, to be fetched: addresses only, what lies there may be gone. */
+/* Panels of weights to be fetched. These are addresses only: the weights may be gone. */
 typedef struct {
     const uint8_t *first;
     size_t bytes; /* of one */
     uint32_t count;
 } cpu_panels;
 
-/* A stage of a pass as a thread that takes its tasks knows it. */
+/* A stage of a pass, as known to a thread that takes its tasks. */
 typedef struct {
     cpu_pass *pass;
     stage stage;
     uint32_t number; /* of the stage, see cpu_pass.claim */
     uint32_t tasks_count;
     uint32_t grain;
-    uint64_t seen;   /* changes when it was chosen: while they stand, it is the one to take from */
-    cpu_panels then; /* of the pass that is next in turn */
-    const cpu_pass *then_pass; /* NULL: of a job that waits */
-    uint32_t then_number;      /* of its stage */
+    /* `changes` when the stage was chosen; while it is equal, no better stage can exist */
+    uint64_t seen;
+    cpu_panels then;           /* panels of the pass that is next in turn */
+    const cpu_pass *then_pass; /* NULL: the panels are those of a job that waits */
+    uint32_t then_number;      /* number of its stage */
 } cpu_turn;
 
 typedef struct {
     _Alignas(CACHE_LINE) ep_cpu_schedule *schedule;
     uint32_t index;
-    uint32_t node; /* of memory */
+    uint32_t node; /* memory node */
     pthread_t thread;
     float *tile; /* EP_FFN_TILE_BYTES */
     cpu_turn turn;
     ep_cpu_spin spin;
     bool pinned;
-    /* written by the thread alone */
-    _Atomic uint64_t tasks_near; /* of weights on its own memory node */
+    /* written by this thread only */
+    _Atomic uint64_t tasks_near; /* with weights on its own memory node */
     _Atomic uint64_t tasks_far;
     _Atomic uint64_t idle; /* see IDLE */
-    /* The kernel span: what this thread does for one stage of a pass, or several, without turning
-     * to another. */
+    /* The kernel span: what this thread does without a break for one pass, in one or several
+     * stages. */
     bool span_open;
-    uint64_t span_order; /* of its pass */
+    uint64_t span_order; /* `order` of its pass */
     ep_trace_fields span;
 } cpu_worker;
 
-/* Some tasks of the stage that a thread has turned to. */
+/* Tasks of the stage that a thread works on. */
 typedef struct {
     uint32_t first;
     uint32_t count;
@@ -111,24 +112,25 @@ struct ep_cpu_schedule {
     cpu_worker *workers;
     cpu_pass *passes; /* threads + SPARE_PASSES */
     uint32_t passes_count;
-    _Atomic uint64_t idle_told_ns; /* the most that was told of it */
+    _Atomic uint64_t idle_told_ns; /* the largest idle time reported so far */
 
-    /* grows whenever new work can be taken, or stopping; written under lock */
+    /* grows whenever there may be new work, and at stop; written under lock */
     _Alignas(CACHE_LINE) _Atomic uint64_t changes;
-    _Alignas(CACHE_LINE) pthread_mutex_t lock; /* below, and what a pass says of itself */
+    /* guards the fields below, and passes except as stated there */
+    _Alignas(CACHE_LINE) pthread_mutex_t lock;
     pthread_cond_t wake;
     uint32_t sleepers_count;
-    ep_job *first; /* jobs with rows not yet in a pass */
+    ep_job *first; /* jobs with rows that are not yet in a pass */
     ep_job *last;
     uint32_t jobs_count;
     uint32_t jobs_overtaking;   /* how often the first job was passed over for a near one */
-    uint32_t passes_overtaking; /* the same of the first pass by priority and age */
-    uint32_t patient_running;   /* threads in tasks of patient jobs */
+    uint32_t passes_overtaking; /* the same for the first pass by priority and age */
+    uint32_t patient_running;   /* threads running tasks of patient jobs */
     uint64_t next_order;
     bool stopping;
 };
 
-/* A job's private words, its scratch, while it is submitted. */
+/* The fields of a job's scratch while it is submitted. */
 enum { JOB_PASSES, JOB_PASSES_OPENED, JOB_PASSES_DONE, JOB_ERR, JOB_PIECES };
 
 static uint32_t job_node(const ep_job *job)
@@ -149,9 +151,9 @@ static bool has_tasks(const cpu_pass *pass)
 /*
  * ---- spans: an event per task would cost more than some tasks ----
  *
- * Events are recorded without the lock wherever possible: a microsecond more under it makes the
- * threads queue for it. A span ends before its thread's tasks are counted as done, so before the
- * job's done().
+ * Events are recorded without the lock where possible: one more microsecond under it makes threads
+ * queue for it. A span ends before its thread's tasks are counted as done, so before the job's
+ * done().
  */
 
 static void span_end(cpu_worker *worker, ep_err status)
@@ -161,7 +163,7 @@ static void span_end(cpu_worker *worker, ep_err status)
     EP_TRACE(kernel_end, &worker->span);
 }
 
-/* Lock held. The thread turns to this pass, or has a span open; true when a span begins with that,
+/* Lock held. Called when the thread turns to this pass, or has a span open. True: a span must begin
  * once the lock is released. */
 static bool span_turn(cpu_worker *worker, const cpu_pass *pass)
 {
@@ -169,7 +171,7 @@ static bool span_turn(cpu_worker *worker, const cpu_pass *pass)
         if (worker->span_order == pass->order) {
             return false;
         }
-        span_end(worker, EP_OK); /* seldom: others took what was left of its stage */
+        span_end(worker, EP_OK); /* rare: other threads took the rest of its stage */
     }
     ep_job *job = pass->job;
     if (job->trace == NULL || !EP_TRACE_SPAN_ON(kernel)) {
@@ -184,9 +186,9 @@ static bool span_turn(cpu_worker *worker, const cpu_pass *pass)
     return true;
 }
 
-/* No lock, work's tasks not yet counted as done, so the pass stays in its stage. Ends the span when
- * the thread will turn away: nothing of the stage is left, and what comes next waits for other
- * threads too, or is nothing. */
+/* Without the lock; work's tasks are not yet counted as done, so the pass stays in its stage. Ends
+ * the span when the thread will leave the pass: the stage has no tasks left, and the next stage
+ * waits for other threads too, or there is none. */
 static void span_leave(cpu_worker *worker, const cpu_work *work, stage next)
 {
     const cpu_pass *pass = worker->turn.pass;
@@ -211,7 +213,7 @@ static void announce(ep_cpu_schedule *s, uint32_t tasks)
     }
 }
 
-/* Lock held, no task of the pass runs. Moves it into a stage; the caller announces its tasks. */
+/* Lock held, no task of the pass runs. Moves it to a stage; the caller announces its tasks. */
 static void enter_stage(cpu_pass *pass, stage next)
 {
     const ep_backend_weights *weights = pass->job->weights;
@@ -253,15 +255,15 @@ static bool is_patient(const ep_job *job)
     return (job->priority & EP_JOB_PATIENT) != 0;
 }
 
-/* Lock held. Whether one that is near may once more go before one whose turn it is. */
+/* Lock held. Whether a near pass or job may once more overtake the one whose turn it is. */
 static bool may_overtake(uint32_t *count)
 {
     *count = *count < OVERTAKEN_MAX ? *count + 1 : 0;
     return *count != 0;
 }
 
-/* Lock held, a job waits. The one to open for a thread of this memory node: the first, or one soon
- * after it whose weights are near. *out_before: the job queued before it, NULL none. */
+/* Lock held, a job waits. The job to open for a thread of this memory node: the first, or one soon
+ * after it with near weights. *out_before: the job queued before it; NULL none. */
 static ep_job *choose_job(ep_cpu_schedule *s, uint32_t node, ep_job **out_before)
 {
     ep_job *before = NULL;
@@ -284,7 +286,7 @@ static ep_job *choose_job(ep_cpu_schedule *s, uint32_t node, ep_job **out_before
     return s->first;
 }
 
-/* Lock held, a job waits. Its next rows become a pass, when one is free. */
+/* Lock held, a job waits. Puts its next rows into a pass, if one is free. */
 static cpu_pass *open_pass(ep_cpu_schedule *s, uint32_t node)
 {
     cpu_pass *pass = NULL;
@@ -308,7 +310,7 @@ static cpu_pass *open_pass(ep_cpu_schedule *s, uint32_t node)
                      WHOLE_PASS_FMAS;
     pass->err = EP_OK;
     pass->order = s->next_order++;
-    if (index + 1 == count) { /* no more rows to open */
+    if (index + 1 == count) { /* all its rows are in passes now */
         *(before == NULL ? &s->first : &before->next) = job->next;
         s->last = s->last == job ? before : s->last;
     }
@@ -318,7 +320,7 @@ static cpu_pass *open_pass(ep_cpu_schedule *s, uint32_t node)
     return pass;
 }
 
-/* By priority, patient jobs last, and age. */
+/* By priority, with patient jobs last, then by age. */
 static bool is_due_before(const cpu_pass *a, const cpu_pass *b)
 {
     const uint64_t a_priority = a->job->priority;
@@ -326,7 +328,7 @@ static bool is_due_before(const cpu_pass *a, const cpu_pass *b)
     return a_priority != b_priority ? a_priority < b_priority : a->order < b->order;
 }
 
-/* For a thread of this memory node. Patient jobs last; weights that are near first; then by
+/* The order for a thread of this memory node: patient jobs last, near weights first, then by
  * priority and age. */
 static bool is_before(const cpu_pass *a, const cpu_pass *b, uint32_t node)
 {
@@ -337,7 +339,7 @@ static bool is_before(const cpu_pass *a, const cpu_pass *b, uint32_t node)
     return is_due_before(a, b);
 }
 
-/* Threads that a pass can keep busy in its widest stage. */
+/* How many threads a pass can use in its widest stage. */
 static uint32_t pass_width(const cpu_pass *pass)
 {
     const ep_ffn_packed *packed = &((const ep_cpu_weights *)pass->job->weights)->packed;
@@ -347,9 +349,9 @@ static uint32_t pass_width(const cpu_pass *pass)
 }
 
 /*
- * Lock held. The pass to take a task of; NULL: none that this thread should turn to now. urgent:
- * threads that passes of urgent jobs want. Their stages are short, and one of a patient pass's
- * panels takes longer: so many threads stay away from those.
+ * Lock held. The pass to take a task from; NULL: none that this thread should work on now. urgent:
+ * how many threads the passes of urgent jobs can use. Their stages are short, and a panel of a
+ * patient pass takes longer, so this many threads stay away from patient passes.
  */
 static cpu_pass *choose_pass(ep_cpu_schedule *s, uint32_t node)
 {
@@ -382,7 +384,7 @@ static cpu_pass *choose_pass(ep_cpu_schedule *s, uint32_t node)
     return best != NULL && is_patient(best->job) && !may_turn_to_patient ? NULL : best;
 }
 
-/* Any lock. False when the stage has no task left, or is over. */
+/* With or without the lock. False when the stage has no task left, or is over. */
 static bool claim_tasks(const cpu_turn *turn, cpu_work *out_work)
 {
     uint64_t claim = atomic_load_explicit(&turn->pass->claim, memory_order_relaxed);
@@ -400,7 +402,7 @@ static bool claim_tasks(const cpu_turn *turn, cpu_work *out_work)
     return true;
 }
 
-/* Any lock. The panels of one of the two stages of products. */
+/* With or without the lock. The panels of gate-up or down. */
 static cpu_panels panels_of(const ep_ffn_packed *weights, stage which)
 {
     const bool is_down = which == STAGE_DOWN;
@@ -413,8 +415,8 @@ static cpu_panels panels_of(const ep_ffn_packed *weights, stage which)
     };
 }
 
-/* Lock held. Sets the products that threads of this memory node turn to when turn->pass has no more
- * tasks: of another pass, else of the job that is opened next. */
+/* Lock held. Sets the panels that threads of this memory node will use when turn->pass has no more
+ * tasks: those of another pass, or else of the job that is opened next. */
 static void find_then(const ep_cpu_schedule *s, cpu_turn *turn, uint32_t node)
 {
     const cpu_pass *best = NULL;
@@ -434,7 +436,7 @@ static void find_then(const ep_cpu_schedule *s, cpu_turn *turn, uint32_t node)
     }
 }
 
-/* Lock held. The thread turns to the pass that is best for it and takes its first tasks; false:
+/* Lock held. Turns the thread to the pass that is best for it and takes its first tasks. False:
  * there is nothing to do now. */
 static bool turn_to_work(cpu_worker *worker, cpu_work *out_work)
 {
@@ -452,17 +454,17 @@ static bool turn_to_work(cpu_worker *worker, cpu_work *out_work)
                            .grain = pass->grain,
                            .seen = atomic_load_explicit(&s->changes, memory_order_relaxed)};
         find_then(s, turn, worker->node);
-    } while (!claim_tasks(turn, out_work)); /* threads that are in the pass already took what was
-                                               left */
+    } while (!claim_tasks(turn, out_work)); /* threads already in the pass took the rest */
     atomic_fetch_add_explicit(&turn->pass->threads_in, 1, memory_order_relaxed);
     s->patient_running += is_patient(turn->pass->job);
     return true;
 }
 
 /*
- * No lock. Something changed that may be better than the stage the thread is in. Where it is not,
- * for any thread, the thread goes on there and may claim ahead again. Else it would run its present
- * tasks without knowing what follows, and begin the next ones cold.
+ * Without the lock. Called when something may have come up that is better than the thread's stage.
+ * If nothing has, for any thread, the thread stays in its stage and may claim ahead again.
+ * Otherwise it would run its present tasks without knowing the next ones, whose weights would then
+ * be cold.
  */
 static void renew_turn(cpu_worker *worker)
 {
@@ -491,9 +493,9 @@ static void renew_turn(cpu_worker *worker)
 }
 
 /*
- * No lock. Takes the tasks that the thread runs after those it has, so that it knows which weights
- * to fetch meanwhile. Not the last ones (cpu_ahead.h); not of patient jobs, whose tasks are long:
- * an urgent job would wait for them too.
+ * Without the lock. Claims the tasks that the thread will run after its present ones, so that it
+ * knows which weights to fetch meanwhile. Not the last tasks of a stage (cpu_ahead.h), and not
+ * those of patient jobs: they are long, and an urgent job would have to wait for them too.
  */
 static cpu_work claim_ahead(const ep_cpu_schedule *s, const cpu_turn *turn)
 {
@@ -511,9 +513,8 @@ static cpu_work claim_ahead(const ep_cpu_schedule *s, const cpu_turn *turn)
 }
 
 /*
- * Where the weights begin that the thread will compute after task `index`, as far as it can be
- * known: where it claimed nothing ahead threads probably go on in turns, through the end of the
- * stage too.
+ * Where the weights begin that the thread will probably use after task `index`. If it has claimed
+ * nothing ahead, threads are expected to take turns, also across the end of the stage.
  */
 static const uint8_t *next_weights(const cpu_turn *turn, const cpu_work *work,
                                    const cpu_work *ahead, uint32_t index)
@@ -528,8 +529,8 @@ static const uint8_t *next_weights(const cpu_turn *turn, const cpu_work *work,
         next = ahead->count > 0 ? ahead->first : next + others > taken ? next + others : taken;
     }
     if (next >= panels.count) {
-        /* Whoever comes to a stage first also claims ahead there: those behind find two tasks taken
-         * for each before them. */
+        /* A thread that comes to a stage early also claims ahead there: later ones find two tasks
+         * taken for each thread before them. */
         const uint32_t over = next - panels.count;
         if (turn->stage == STAGE_GATE_UP && (turn->then_pass == NULL || over >= others)) {
             /* the thread that ends a stage begins the next one */
@@ -548,7 +549,7 @@ static const uint8_t *next_weights(const cpu_turn *turn, const cpu_work *work,
     return next < panels.count ? panels.first + next * panels.bytes : NULL;
 }
 
-/* ahead: those it will run next; count 0: not known. */
+/* ahead: the tasks it will run next; count 0: unknown. */
 static void run_tasks(const cpu_turn *turn, const cpu_work *work, const cpu_work *ahead,
                       float *tile)
 {
@@ -572,7 +573,7 @@ static void run_whole(cpu_pass *pass, stage which, uint32_t count, float *tile)
     run_tasks(&turn, &(cpu_work){.count = count}, &(cpu_work){.count = 0}, tile);
 }
 
-/* No lock; the pass has this one task. Returns the stage that follows. */
+/* Without the lock; this is the pass's only task. Returns the next stage. */
 static stage prepare_pass(ep_cpu_schedule *s, cpu_pass *pass, float *tile)
 {
     const ep_job *job = pass->job;
@@ -585,7 +586,7 @@ static stage prepare_pass(ep_cpu_schedule *s, cpu_pass *pass, float *tile)
         .weight_on_input = job->weight_on_input,
     };
     const size_t scratch_bytes = ep_ffn_pass_scratch_bytes(packed, pass->rows_count);
-    if (scratch_bytes > pass->scratch_bytes) { /* it grows to the largest pass seen and is kept */
+    if (scratch_bytes > pass->scratch_bytes) { /* grows to the largest pass seen, and is kept */
         free(pass->scratch);
         pass->scratch = ep_host_alloc(scratch_bytes);
         pass->scratch_bytes = pass->scratch == NULL ? 0 : scratch_bytes;
@@ -616,8 +617,8 @@ static stage stage_after(const cpu_turn *turn)
     return turn->stage == STAGE_GATE_UP && !rounds ? STAGE_DOWN : (stage)(turn->stage + 1);
 }
 
-/* No lock; all tasks of gate and up have ended. A small round is done at once by the thread that
- * ended them: handing it over would take longer. Returns the stage that follows. */
+/* Without the lock; all tasks of gate and up have ended. The thread that ended them does a small
+ * round at once, since handing it over would take longer. Returns the next stage. */
 static stage round_if_small(cpu_pass *pass, float *tile)
 {
     const ep_ffn_pass *p = &pass->pass;
@@ -628,7 +629,7 @@ static stage round_if_small(cpu_pass *pass, float *tile)
     return STAGE_DOWN;
 }
 
-/* Lock held, not while done() is called. All tasks of the pass's stage have ended. */
+/* Lock held, but not during done(). All tasks of the pass's stage have ended. */
 static void end_stage(ep_cpu_schedule *s, cpu_pass *pass, stage next)
 {
     ep_job *job = pass->job;
@@ -642,7 +643,7 @@ static void end_stage(ep_cpu_schedule *s, cpu_pass *pass, stage next)
     }
     pass->open = false;
     pass->job = NULL;
-    /* a waiting job may open this pass; patient ones may have given way to it */
+    /* a waiting job may use this pass; patient jobs may have given way to it */
     bool is_awaited = s->first != NULL;
     for (uint32_t i = 0; i < s->passes_count && !is_awaited; i++) {
         is_awaited = has_tasks(&s->passes[i]);
@@ -653,19 +654,19 @@ static void end_stage(ep_cpu_schedule *s, cpu_pass *pass, stage next)
     if (++job->scratch[JOB_PASSES_DONE] == job->scratch[JOB_PASSES]) {
         s->jobs_count--;
         pthread_mutex_unlock(&s->lock);
-        job->done(job, (ep_err)job->scratch[JOB_ERR]); /* the job is the caller's again */
+        job->done(job, (ep_err)job->scratch[JOB_ERR]); /* the job belongs to the caller again */
         pthread_mutex_lock(&s->lock);
     }
 }
 
 /*
- * No lock. Runs tasks of the stage the thread has turned to until it has no more or something
- * changed that may be better. True: the thread's tasks were the last ones, *out_next follows.
+ * Without the lock. Runs tasks of the thread's stage until there are no more, or something better
+ * may have come up. True: these were the last tasks, and *out_next follows.
  */
 static bool run_stage(cpu_worker *worker, cpu_work work, stage *out_next)
 {
     ep_cpu_schedule *s = worker->schedule;
-    const cpu_turn *turn = &worker->turn; /* renewed on the way */
+    const cpu_turn *turn = &worker->turn; /* renew_turn changes it */
     cpu_pass *pass = turn->pass;
     uint32_t done;
     _Atomic uint64_t *counter =
@@ -705,7 +706,7 @@ static bool run_stage(cpu_worker *worker, cpu_work work, stage *out_next)
     return done == turn->tasks_count;
 }
 
-/* Lock held before and after, not while tasks run and done() is called. work: claimed. */
+/* Lock held before and after, but not while tasks and done() run. work: claimed tasks. */
 static void do_work(cpu_worker *worker, const cpu_work *work)
 {
     ep_cpu_schedule *s = worker->schedule;
@@ -728,7 +729,7 @@ static void do_work(cpu_worker *worker, const cpu_work *work)
     }
 }
 
-/* No lock. True when something changed since seen before the time was up. */
+/* Without the lock. True when `changes` differed from seen before the time was up. */
 static bool spin_for_change(ep_cpu_schedule *s, uint64_t seen, uint64_t now_ns)
 {
     const uint64_t end_ns = now_ns + SPIN_NS;
@@ -743,7 +744,7 @@ static bool spin_for_change(ep_cpu_schedule *s, uint64_t seen, uint64_t now_ns)
     return false;
 }
 
-/* No lock. A thread whose CPU others want too neither spins there nor insists on it. */
+/* Without the lock. A thread that shares its CPU neither spins nor stays tied to it. */
 static bool may_spin(cpu_worker *worker, uint64_t now_ns)
 {
     ep_cpu_schedule *s = worker->schedule;
@@ -759,9 +760,9 @@ static bool may_spin(cpu_worker *worker, uint64_t now_ns)
 }
 
 /*
- * A thread's idle time is one word, so that who reads it never counts a stretch twice, nor misses
- * one: at work the sum of all stretches; without a task IDLE and, modulo IDLE, the sum less the
- * time at which the stretch began.
+ * A thread's idle time is one word, so that a reader counts every idle stretch exactly once. At
+ * work it is the sum of all stretches. Without a task it is IDLE plus, modulo IDLE, that sum minus
+ * the time when the stretch began.
  */
 #define IDLE ((uint64_t)1 << 63)
 
@@ -889,7 +890,7 @@ void ep_cpu_schedule_stop(ep_cpu_schedule *s)
     free(s);
 }
 
-/* Lock held. By priority; equal ones in the order they came. */
+/* Lock held. By priority; equal ones in the order of submission. */
 static void queue_job(ep_cpu_schedule *s, ep_job *job)
 {
     if (s->first == NULL || s->last->priority <= job->priority) {
@@ -937,8 +938,7 @@ ep_cpu_counts ep_cpu_schedule_counts(ep_cpu_schedule *s)
         counts.tasks_far += atomic_load_explicit(&worker->tasks_far, memory_order_relaxed);
         counts.idle_ns += idle_sum(worker);
     }
-    /* A stretch may have ended a little before the clock was read for it here: what was told once
-     * stays. */
+    /* A stretch may end slightly before the clock is read here, so a reported sum never shrinks. */
     uint64_t told_ns = atomic_load(&s->idle_told_ns);
     while (told_ns < counts.idle_ns &&
            !atomic_compare_exchange_weak(&s->idle_told_ns, &told_ns, counts.idle_ns)) {

@@ -25,10 +25,10 @@ typedef struct {
 } usable_cpu;
 
 struct ep_cpu_topology {
-    bool is_known;    /* else nothing is tied */
-    usable_cpu *cpus; /* [cpus_count], node by node */
+    bool is_known;    /* false: nothing is tied */
+    usable_cpu *cpus; /* [cpus_count], ordered by node */
     uint32_t cpus_count;
-    unsigned nodes[EP_BACKEND_THREADS_MAX]; /* the kernel's numbers */
+    unsigned nodes[EP_BACKEND_THREADS_MAX]; /* numbers of the kernel */
     uint32_t nodes_count;
 };
 
@@ -38,8 +38,8 @@ uint64_t ep_cpu_preemptions(void)
     return getrusage(RUSAGE_THREAD, &usage) == 0 ? (uint64_t)usage.ru_nivcsw : 0;
 }
 
-/* A list of the kernel like "0-3,8": of CPUs, or of nodes. Neither has numbers above CPU_SETSIZE
- * here. */
+/* Parses a list of the kernel like "0-3,8", of CPUs or of nodes. Neither has numbers above
+ * CPU_SETSIZE here. */
 static cpu_set_t parse_list(const char *text)
 {
     cpu_set_t set;
@@ -56,7 +56,7 @@ static cpu_set_t parse_list(const char *text)
     return set;
 }
 
-/* The list behind `key` and blanks, in the first line that begins so. */
+/* Reads the list behind `key` and blanks, in the first line that begins with key. */
 static bool read_list(const char *file, const char *key, cpu_set_t *out_set)
 {
     const char *root = secure_getenv(EP_CPU_TOPOLOGY_ROOT_VARIABLE);
@@ -105,15 +105,15 @@ static void read_nodes(ep_cpu_topology *t)
         }
         CPU_AND(&near, &near, &usable);
         CPU_XOR(&usable, &usable, &near);
-        /* else memory without CPUs of its own, or with those of others */
+        /* otherwise the node has no CPUs, or only CPUs of other nodes */
         if (CPU_COUNT(&near) > 0) {
             add_cpus(t, &near, t->nodes_count);
             t->nodes[t->nodes_count++] = node;
         }
     }
-    /* CPUs whose own node's memory is not allowed (cpuset.mems) are near no node that is left. They
-     * count to the last one. */
-    t->nodes_count += t->nodes_count == 0; /* a kernel that knows no nodes */
+    /* CPUs whose own node's memory is not allowed (cpuset.mems) have no near node; they count to
+     * the last. */
+    t->nodes_count += t->nodes_count == 0; /* a kernel without memory nodes */
     add_cpus(t, &usable, t->nodes_count - 1);
     t->is_known = t->cpus_count > 0;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A queue, one thread, plain loops. Jobs finish in the order they came. */
+/* A queue, one thread, plain loops. Jobs finish in the order of submission. */
 #include "backends/reference/reference_backend.h"
 
 #include <pthread.h>
@@ -16,13 +16,13 @@ typedef struct reference_backend {
     ep_numerics numerics;
     pthread_mutex_t answer_lock;
     bool has_answer;
-    ep_known_answer answers[2]; /* by wide_inputs */
+    ep_known_answer answers[2]; /* indexed by wide_inputs */
     pthread_t thread;
     bool started;
     float *scratch; /* of the worker thread */
     size_t scratch_floats;
 
-    pthread_mutex_t lock; /* below */
+    pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t wake;
     ep_job *first;
     ep_job *last;
@@ -89,7 +89,7 @@ static void *worker_main(void *arg)
         pthread_mutex_lock(&backend->lock);
         backend->jobs_count--;
         pthread_mutex_unlock(&backend->lock);
-        job->done(job, result); /* the job is the caller's again */
+        job->done(job, result); /* the job belongs to the caller again */
         pthread_mutex_lock(&backend->lock);
     }
     pthread_mutex_unlock(&backend->lock);
@@ -147,8 +147,8 @@ static ep_err reference_open(const ep_backend_config *config, ep_backend **out_b
 }
 
 /*
- * The plain loops take long over the known-answer run, so it is made when an id is asked for. In a
- * backend of its own: what is loaded and queued here is in nobody's way.
+ * The plain loops are slow in the known-answer run, so it runs when an id is first asked for, on a
+ * backend of its own, where it disturbs no loads or jobs.
  */
 static ep_err learn_answer(reference_backend *backend)
 {

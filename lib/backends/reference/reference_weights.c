@@ -6,7 +6,7 @@
 
 #include "backends/host_common.h"
 
-/* One piece of an expert: where the pointer to it stands in the source, and its bytes. */
+/* One array of an expert: where the source keeps the pointer to it, and its bytes. */
 typedef struct piece {
     const void **place;
     size_t bytes;
@@ -14,7 +14,7 @@ typedef struct piece {
 
 #define PIECES_MAX 11
 
-/* The pieces a source has, in a fixed order; places are inside *source. */
+/* The arrays that a source has, in a fixed order; `place` points into *source. */
 static size_t list_pieces(ep_ffn_source *source, piece pieces[PIECES_MAX])
 {
     const uint32_t hidden = source->hidden;

@@ -7,13 +7,13 @@
 
 typedef struct ep_reference_weights {
     ep_backend_weights base;
-    ep_ffn_source matrices; /* into memory */
+    ep_ffn_source matrices; /* point into memory */
     void *memory;
     size_t bytes;
 } ep_reference_weights;
 
 size_t ep_reference_weights_bytes(const ep_expert_source *source);
-/* source has been checked. Errors: NO_MEMORY. */
+/* source must have been checked. Errors: NO_MEMORY. */
 ep_err ep_reference_weights_create(const ep_expert_source *source,
                                    ep_reference_weights **out_weights, ep_error *out_error);
 void ep_reference_weights_destroy(ep_reference_weights *weights);
