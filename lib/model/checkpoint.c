@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening a checkpoint: config, index, all headers, and the checks between them. Reading experts is
- * checkpoint_experts.c. */
+/* Opens a checkpoint: config, index, all headers, and checks between them. */
 #include "model/checkpoint_private.h"
 
 #include <inttypes.h>
@@ -38,7 +37,7 @@ static bool tensor_exists(const char *name, void *arg)
     return ep_checkpoint_entry_find(arg, name) != NULL;
 }
 
-/* The file stays open: other nodes may ask for it. */
+/* The file stays open, since other nodes may ask for it. */
 static ep_err read_text(ep_checkpoint *self, const ep_model_dir *dir, const char *name,
                         size_t bytes_max, char **out_text, size_t *out_count, ep_error *out_error)
 {
@@ -111,7 +110,7 @@ static ep_err open_shards(ep_checkpoint *self, const ep_model_dir *dir, const ep
     return EP_OK;
 }
 
-/* The index decides which tensors there are, and each must be in the header of its file. */
+/* Takes the tensors that the index lists; each must be in the header of its file. */
 static ep_err collect_indexed(ep_checkpoint *self, const ep_shard_index *index, ep_error *out_error)
 {
     self->entries = calloc(index->entries_count, sizeof(self->entries[0]));
@@ -176,7 +175,7 @@ static ep_err load_single(ep_checkpoint *self, const ep_model_dir *dir, ep_error
     if (self->entries == NULL) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu tensors", count);
     }
-    for (size_t i = 0; i < count; i++) { /* already in name order */
+    for (size_t i = 0; i < count; i++) { /* already sorted by name */
         const ep_safetensors_tensor *tensor = ep_safetensors_at(self->shards[0], i);
         self->entries[self->entries_count++] =
             (ep_checkpoint_entry){tensor->name, self->shards[0], tensor};
@@ -184,7 +183,7 @@ static ep_err load_single(ep_checkpoint *self, const ep_model_dir *dir, ep_error
     return EP_OK;
 }
 
-/* What the first file's keys say, in the place of a config.json. */
+/* Reads the first file's keys instead of a config.json. */
 static ep_err load_gguf_config(ep_checkpoint *self, uint8_t out_digest[EP_SHA256_BYTES],
                                ep_error *out_error)
 {
@@ -209,7 +208,7 @@ static int compare_entries(const void *a, const void *b)
     return strcmp(((const ep_checkpoint_entry *)a)->name, ((const ep_checkpoint_entry *)b)->name);
 }
 
-/* All tensors of all files. */
+/* Takes all tensors of all files. */
 static ep_err collect_all(ep_checkpoint *self, ep_error *out_error)
 {
     size_t count = 0;
@@ -276,16 +275,16 @@ static ep_err load_tensors(ep_checkpoint *self, const ep_model_dir *dir, ep_erro
     return err;
 }
 
-/* The file that the config is in. */
+/* The file that contains the config. */
 static const char *config_name(const ep_checkpoint *self)
 {
     const bool is_gguf = self->shards_count > 0 && ep_safetensors_keys(self->shards[0]) != NULL;
     return is_gguf ? ep_safetensors_name(self->shards[0]) : EP_MODEL_CONFIG_NAME;
 }
 
-/* ---- which layers, and what is beside their experts ---- */
+/* ---- which layers have experts, and what else is beside them ---- */
 
-/* Takes the layers without experts out of the model's list. */
+/* Removes the layers without experts from the model's list. */
 static void drop_layers(ep_model_info *info, const bool *has_experts)
 {
     uint32_t kept = 0;
@@ -300,8 +299,8 @@ static void drop_layers(ep_model_info *info, const bool *has_experts)
     info->moe_layers_count = kept;
 }
 
-/* Experts of a layer that are called otherwise than those of the others would be a layer without
- * any. */
+/* Refuses a layer whose experts have other names than those of the others, which would make it a
+ * layer without experts. */
 static ep_err refuse_other_names(const ep_checkpoint *self, const bool *has_experts,
                                  ep_error *out_error)
 {
@@ -322,8 +321,8 @@ static ep_err refuse_other_names(const ep_checkpoint *self, const bool *has_expe
     return EP_OK;
 }
 
-/* The files decide where no key of the config says which layers have experts, and contradict none
- * that does. */
+/* Where no key of the config says which layers have experts, the files decide; else both must
+ * agree. */
 static ep_err settle_layers(ep_checkpoint *self, ep_error *out_error)
 {
     ep_model_info *info = &self->config.info;
@@ -367,7 +366,7 @@ static bool is_beside(const ep_checkpoint *self, const char *name)
     return false;
 }
 
-/* A tensor in the experts' block that nothing here reads may change what they give: refuse. */
+/* Refuses tensors in the experts' block that nothing here reads: they may change the results. */
 static ep_err check_beside(const ep_checkpoint *self, ep_error *out_error)
 {
     const ep_model_info *info = &self->config.info;
@@ -390,7 +389,7 @@ static ep_err check_beside(const ep_checkpoint *self, ep_error *out_error)
     return EP_OK;
 }
 
-/* Tensors the config does not speak of would be left out of every result without a word: refuse. */
+/* Refuses tensors that the config does not mention: results would silently lack them. */
 static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_error)
 {
     const ep_model_info *info = &self->config.info;
@@ -418,7 +417,7 @@ static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_err
                 config_name(self), shape->layer, shape->shared_experts, name);
         }
         const bool is_callers =
-            shape->hidden != info->hidden || /* its shared expert works on the full width */
+            shape->hidden != info->hidden || /* the shared expert works on the full width */
             (self->config.type != NULL && (self->config.type->marks & EP_TYPE_SHARED_CALLERS));
         for (uint32_t s = 0; shape->shared_experts == 0 && !is_callers; s++) {
             if (!ep_tensor_name_shared(&self->names, s, shape->layer, EP_MATRIX_DOWN, "weight",
@@ -438,8 +437,8 @@ static ep_err check_against_tensors(const ep_checkpoint *self, ep_error *out_err
 }
 
 /*
- * Experts of a latent width: the tensor that leads down to it says how wide. What leads there and
- * back, and the shared expert, stay with the caller.
+ * For experts of a latent width, takes the width from the tensor of the projection down to it. The
+ * projections to and from it, and the shared expert, stay with the caller.
  */
 static ep_err apply_latent_width(ep_checkpoint *self, ep_error *out_error)
 {
@@ -488,7 +487,7 @@ static bool any_expert_has(const ep_checkpoint *self, ep_matrix matrix)
     return false;
 }
 
-/* Configs name the function, not whether it has a gate: the tensors do. */
+/* Configs name the activation function but not whether there is a gate; the tensors show that. */
 static ep_err settle_gate(ep_checkpoint *self, ep_error *out_error)
 {
     static const ep_activation without[][2] = {{EP_ACT_SILU, EP_ACT_SILU_NO_GATE},
@@ -498,7 +497,7 @@ static ep_err settle_gate(ep_checkpoint *self, ep_error *out_error)
     const ep_activation stated = info->moe_layers[0].activation;
     ep_activation activation = stated;
     bool has_gate =
-        self->names.family == EP_NAMES_GGUF || /* all of its architectures that are read */
+        self->names.family == EP_NAMES_GGUF || /* true of all its architectures that can be read */
         any_expert_has(self, EP_MATRIX_GATE) || !any_expert_has(self, EP_MATRIX_UP);
     for (size_t i = 0; !has_gate && i < EP_ARRAY_COUNT(without); i++) {
         activation = stated == without[i][0] ? without[i][1] : activation;
@@ -515,8 +514,7 @@ static ep_err settle_gate(ep_checkpoint *self, ep_error *out_error)
     return EP_OK;
 }
 
-/* The first expert of a layer that is whole tells the formats of all of it; one bad expert must not
- * hide them. */
+/* The formats of a layer, by its first readable expert, so that a bad one does not hide them. */
 static ep_layer_formats formats_of(const ep_checkpoint *self, const ep_layer_shape *shape,
                                    ep_layer_formats unknown)
 {
@@ -555,7 +553,7 @@ static ep_err infer_formats(ep_checkpoint *self, ep_error *out_error)
     return EP_OK;
 }
 
-/* SHA-256 over the config's digest, then each file's size and identity digest in name order. */
+/* SHA-256 over the config's digest, then each file's size and identity digest, ordered by name. */
 static ep_err hash_version(ep_checkpoint *self, const uint8_t *config_digest, ep_error *out_error)
 {
     size_t record = sizeof(uint64_t) + EP_SAFETENSORS_DIGEST_BYTES;
@@ -626,7 +624,7 @@ static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, const ep_gguf_f
     return err;
 }
 
-/* Takes dir: it is closed. */
+/* Takes dir, which is closed. */
 static ep_err open_in(const char *path, ep_model_dir *dir, const ep_gguf_files *gguf,
                       ep_checkpoint **out_checkpoint, ep_error *out_error)
 {
@@ -734,7 +732,7 @@ ep_err ep_checkpoint_find(const ep_checkpoint *checkpoint, const char *name,
         .bytes = ep_safetensors_tensor_bytes(entry->tensor),
     };
     for (uint32_t i = 0; i < info.rank; i++) {
-        info.shape[i] = (int64_t)entry->tensor->shape[i]; /* parsed as 0..2^63-1 */
+        info.shape[i] = (int64_t)entry->tensor->shape[i]; /* was checked to be 0..2^63-1 */
     }
     *out_info = info;
     return EP_OK;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reading one expert: its tensors are found and checked against the config before anything is
- * allocated, then each is read straight into its place and hashed on the way, so that the bytes
- * hashed are the bytes kept.
+ * Reads one expert. Its tensors are found and checked against the config before anything is
+ * allocated. Then each is read straight to its place and hashed in pieces, so that the hashed bytes
+ * are the bytes kept.
  */
 #include "model/expert_quant.h"
 #include "model/tensor_check.h"
@@ -17,7 +17,7 @@
 #include "base/check.h"
 #include "base/numeric.h"
 
-#define READ_PIECE_BYTES ((size_t)1 << 20) /* stays in cache between read and hash */
+#define READ_PIECE_BYTES ((size_t)1 << 20) /* stays in cache from read to hash */
 
 const ep_layer_shape *ep_checkpoint_layer(const ep_checkpoint *self, uint32_t layer,
                                           uint32_t *out_shared_inner)
@@ -73,7 +73,7 @@ static ep_err read_hashed(const ep_plan_run *run, uint8_t *out, EVP_MD_CTX *hash
     return EP_OK;
 }
 
-/* out_digest: NULL, nobody asks. */
+/* out_digest NULL: not wanted. */
 static ep_err read_runs(const ep_expert_plan *plan, uint8_t *const *places, uint8_t *out_digest,
                         ep_error *out_error)
 {
@@ -99,11 +99,11 @@ static ep_err read_runs(const ep_expert_plan *plan, uint8_t *const *places, uint
     return err;
 }
 
-/* A shared gate that is 1/2 for every x, since sigmoid(0) is: of shared experts that are averaged
- * with the routed ones. */
+/* For shared experts that are averaged with the routed ones: a shared gate of zeros, since
+ * sigmoid(0) is 1/2 for every x. */
 static const uint16_t half[EP_HIDDEN_MAX]; /* bf16 zeros */
 
-/* What the configuration says of all experts, and of shared ones. */
+/* Sets what the config says about all experts, and about shared ones. */
 static void give_config(const ep_checkpoint *self, bool is_shared, ep_expert_source *source)
 {
     source->wide_inputs = self->config.info.wide_inputs;
@@ -137,7 +137,7 @@ static void give_places(const ep_expert_plan *plan, const matrix_place places[EP
     source->shared_gate_dtype = plan->shared_gate_dtype;
 }
 
-/* Everything stands as the source wants it: only addresses are missing. */
+/* Everything is already in the form of the source; only the pointers are missing. */
 static void use_in_place(const ep_expert_plan *plan, uint8_t *const *raw, ep_expert_data *expert)
 {
     const size_t bias_bytes = ep_dtype_bytes(plan->bias_dtype);
@@ -160,7 +160,7 @@ static void use_in_place(const ep_expert_plan *plan, uint8_t *const *raw, ep_exp
                 &expert->source);
 }
 
-/* A shared expert's gate goes where the columns of its matrices went. */
+/* Reorders a shared expert's gate like the columns of its matrices. */
 static void place_shared_gate(const ep_expert_plan *plan, const uint8_t *from,
                               const uint8_t *places, size_t hidden, uint8_t *to)
 {
@@ -174,7 +174,7 @@ static void place_shared_gate(const ep_expert_plan *plan, const uint8_t *from,
     }
 }
 
-/* The second block gets every part as the source wants it. */
+/* Writes every part to the second block in the form of the source. */
 static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orders,
                         uint8_t *const *raw, ep_expert_room *room, ep_expert_data *expert,
                         ep_error *out_error)
@@ -281,7 +281,7 @@ static ep_err read_planned(const ep_checkpoint *self, const ep_expert_plan *plan
     return err;
 }
 
-/* Errors name layer and expert, but for those that they are not there. */
+/* Errors name layer and expert, unless these do not exist. */
 static ep_err plan_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
                           const ep_layer_shape **out_shape, ep_expert_plan *out_plan,
                           ep_error *out_error)
@@ -309,8 +309,7 @@ static ep_err name_expert(ep_err err, uint32_t layer, uint32_t index, ep_error *
     return err;
 }
 
-/* quant: NULL, as in the file. An expert may be in another format than those that tell its layer's.
- */
+/* quant NULL: keep the file's format. An expert's format may differ from its layer's. */
 static ep_err check_quant(const ep_weight_quant *quant, const ep_expert_plan *plan,
                           ep_error *out_error)
 {
@@ -348,7 +347,7 @@ static ep_err read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint3
     return name_expert(err, layer, index, out_error);
 }
 
-/* In memory of its own. */
+/* Reads into memory of its own. */
 static ep_err read_alone(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t index,
                          const ep_weight_quant *quant, ep_expert_data *out_expert,
                          ep_error *out_error)
@@ -441,7 +440,7 @@ static ep_err refuse(const ep_weight_quant *quant, uint32_t layer, bool is_share
                         ep_weight_format_name(format));
 }
 
-/* Experts whose tensors are not as they should be are refused when they are read. */
+/* Experts with invalid tensors are refused when they are read. */
 static ep_err check_layer(const ep_checkpoint *self, const ep_weight_quant *quant, uint32_t place,
                           ep_error *out_error)
 {

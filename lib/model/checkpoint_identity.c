@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which files a checkpoint was opened from. */
+/* Tells which files a checkpoint was opened from. */
 #include <string.h>
 #include <sys/stat.h>
 
@@ -7,7 +7,7 @@
 
 #include "model/checkpoint_private.h"
 
-/* Texts end with their zero byte, so that two of them cannot run together into a third. */
+/* Strings are hashed with their zero byte, so that other pairs of strings give other input. */
 ep_err ep_checkpoint_identity(const ep_checkpoint *checkpoint,
                               uint8_t out_identity[EP_SHA256_BYTES], ep_error *out_error)
 {

@@ -8,7 +8,7 @@
 #include "model/tensor_names.h"
 
 typedef struct ep_checkpoint_entry {
-    const char *name; /* the shard's storage */
+    const char *name; /* owned by the shard */
     const ep_safetensors *shard;
     const ep_safetensors_tensor *tensor;
 } ep_checkpoint_entry;
@@ -16,7 +16,7 @@ typedef struct ep_checkpoint_entry {
 struct ep_checkpoint {
     ep_model_config config;
     ep_tensor_names names;
-    ep_model_file texts[2]; /* config.json and the index, those that there are */
+    ep_model_file texts[2]; /* config.json and the index, if they exist */
     size_t texts_count;
     ep_safetensors **shards; /* sorted by name */
     size_t shards_count;
@@ -27,13 +27,13 @@ struct ep_checkpoint {
 /* NULL when there is none. */
 const ep_checkpoint_entry *ep_checkpoint_entry_find(const ep_checkpoint *checkpoint,
                                                     const char *name);
-/* NULL when it is no MoE layer; then the error that says so. */
+/* NULL when it is no MoE layer; ep_checkpoint_layer_error then gives the error. */
 const ep_layer_shape *ep_checkpoint_layer(const ep_checkpoint *checkpoint, uint32_t layer,
                                           uint32_t *out_shared_inner);
 ep_err ep_checkpoint_layer_error(const ep_checkpoint *checkpoint, uint32_t layer,
                                  ep_error *out_error);
-/* Puts count parts, each on its own cache line, into a block of the room: what was there is gone.
- * Their sizes are those of tensors inside checked files, or less. Errors: NO_MEMORY. */
+/* Places count parts in a block of the room, each on its own cache line; the former content is
+ * lost. Each size is at most that of a tensor in a checked file. Errors: NO_MEMORY. */
 ep_err ep_expert_parts_place(ep_expert_room *room, uint32_t block, const size_t *bytes,
                              size_t count, uint8_t **places, ep_error *out_error);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a layer's router has in tensors, and the router as a gate. */
+/* Reads a layer's router from its tensors, and makes a gate of it. */
 #include "model/checkpoint_private.h"
 
 #include <inttypes.h>
@@ -63,7 +63,7 @@ static const ep_checkpoint_entry *find_spelling(const ep_checkpoint *self, spell
     return entry;
 }
 
-/* Logits of the layer: routed experts, then those of no weights. */
+/* Number of logits of the layer: routed experts, then those without weights. */
 static uint32_t logits_count(const ep_checkpoint *self, const ep_layer_shape *shape)
 {
     return shape->experts + self->config.info.router.zero_experts +
@@ -80,7 +80,7 @@ static ep_err missing(const ep_checkpoint *self, spelling_func spell, uint32_t l
                         self->shards_count);
 }
 
-/* A vector of one number for each logit. */
+/* Reads a vector with one number per logit. */
 static ep_err read_vector(const ep_checkpoint_entry *entry, uint32_t count, float **out_values,
                           ep_error *out_error)
 {
@@ -123,7 +123,7 @@ ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer
     return EP_OK;
 }
 
-/* Experts by token id, as i64 or i32 [rows,K]. */
+/* Reads experts by token id, i64 or i32 [rows,K]. */
 static ep_err read_table(const ep_checkpoint_entry *entry, const ep_layer_shape *shape,
                          ep_checkpoint_gate *gate, ep_error *out_error)
 {

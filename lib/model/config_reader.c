@@ -134,7 +134,7 @@ void ep_config_u32_per_layer(ep_config_reader *reader, const char *const *keys, 
     }
 }
 
-/* It is there, and of another type. */
+/* The key exists, but has another type. */
 static void fail_type(ep_config_reader *reader, const char *key, const json_t *value,
                       const char *allowed)
 {
@@ -186,5 +186,5 @@ const char *ep_config_string(ep_config_reader *reader, const char *const *keys)
     if (value != NULL && !json_is_string(value)) {
         fail_type(reader, key, value, "a string");
     }
-    return json_string_value(value); /* NULL where it is none */
+    return json_string_value(value); /* NULL if it is no string */
 }

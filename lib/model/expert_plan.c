@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From tensor names, types and shapes to a plan for reading one expert. */
+/* Makes a plan for reading one expert from tensor names, types and shapes. */
 #include "model/expert_plan.h"
 
 #include <inttypes.h>
@@ -16,7 +16,7 @@ static ep_err missing(const ep_checkpoint *self, const char *name, ep_error *out
                         self->shards_count);
 }
 
-/* The run's index; the same slab of the same tensor is one run. */
+/* Returns the run's index; the same slab of the same tensor is a single run. */
 static int add_run(ep_expert_plan *plan, const ep_checkpoint_entry *entry, size_t offset,
                    size_t bytes)
 {
@@ -35,15 +35,15 @@ static int add_whole(ep_expert_plan *plan, const ep_checkpoint_entry *entry)
     return add_run(plan, entry, 0, ep_safetensors_tensor_bytes(entry->tensor));
 }
 
-/* One expert's names: "<stem>.<part>". */
+/* The names of one expert's tensors: "<stem>.<part>". */
 typedef struct naming {
     const ep_checkpoint *self;
     const ep_layer_shape *shape;
     uint32_t index;
-    uint32_t spelling; /* of a shared expert */
+    uint32_t spelling; /* for a shared expert */
 } naming;
 
-/* The slab of an expert in a stacked tensor, whose first dimension has been checked. */
+/* Adds an expert's slab of a stacked tensor, whose first dimension has been checked. */
 static int add_slab(ep_expert_plan *plan, const ep_checkpoint_entry *entry, const naming *n)
 {
     const size_t slab = ep_safetensors_tensor_bytes(entry->tensor) / n->shape->experts;
@@ -59,14 +59,13 @@ static const ep_checkpoint_entry *find_part(const naming *n, ep_matrix m, const 
                                       name)) {
         snprintf(name, EP_TENSOR_NAME_BYTES, "%slayers.%u (a shared expert's %s)",
                  n->self->names.prefix, n->shape->layer, part);
-        /* a family without names for them; a checkpoint with such a layer is refused when it is
-         * opened */
+        /* the family has no names for them; a checkpoint with such a layer is refused at open */
         return NULL;
     }
     return ep_checkpoint_entry_find(n->self, name);
 }
 
-/* The first of the parts that exists; name is that of the first part when there is none. */
+/* Finds the first part that exists; if there is none, name is that of the first part. */
 static const ep_checkpoint_entry *find_any(const naming *n, ep_matrix m, const char *const *parts,
                                            char name[EP_TENSOR_NAME_BYTES])
 {
@@ -88,7 +87,7 @@ static const char *const order_parts[] = {"weight_g_idx", "g_idx", NULL};
 static const char *const dividing_parts[] = {"weight_global_scale", NULL};
 static const char *const multiplying_parts[] = {"weight_scale_2", NULL};
 
-/* The first spelling with most of the matrices. */
+/* The first of the spellings with the most matrices. */
 static uint32_t shared_spelling(naming n)
 {
     char name[EP_TENSOR_NAME_BYTES];
@@ -112,7 +111,7 @@ static uint64_t parts_of(uint64_t count, uint64_t part)
     return (count + part - 1) / part;
 }
 
-/* A bias is one vector; all of an expert's have one type. */
+/* A bias is a vector; all biases of an expert have one type. */
 static ep_err plan_bias(const ep_checkpoint_entry *entry, uint32_t rows, ep_expert_plan *plan,
                         int *out_run, ep_error *out_error)
 {
@@ -137,7 +136,7 @@ static ep_err one_format(ep_expert_plan *plan, ep_weight_format format,
     return EP_OK;
 }
 
-/* Of gate and up one format; down may be in another, but for that whose inputs are int8. */
+/* gate and up must have one format; down may have another, unless the inputs are int8. */
 static ep_err settle_format(ep_expert_plan *plan, ep_matrix m, ep_weight_format format,
                             const ep_checkpoint_entry *entry, ep_error *out_error)
 {
@@ -149,8 +148,8 @@ static ep_err settle_format(ep_expert_plan *plan, ep_matrix m, ep_weight_format 
     return EP_OK;
 }
 
-/* A shared expert whose gate and up are one tensor: its rows are gate's, then up's; so are those of
- * its bias. */
+/* A shared expert whose gate and up are one tensor has gate's rows first, then up's; so has its
+ * bias. */
 static bool settle_fused(const naming *n, ep_matrix m, ep_plan_matrix *matrix)
 {
     char gate[EP_TENSOR_NAME_BYTES], up[EP_TENSOR_NAME_BYTES];
@@ -186,8 +185,8 @@ static ep_weight_tensors find_tensors(const naming *n, ep_matrix m,
     return tensors;
 }
 
-/* The group of each column. Of GPTQ it is told also where groups follow each other: then it must
- * say so. */
+/* Plans the group of each column. GPTQ stores it even where groups are contiguous; the stored
+ * groups must then be so. */
 static ep_err plan_order(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_error *out_error)
 {
     char name[EP_TENSOR_NAME_BYTES];
@@ -220,7 +219,8 @@ static ep_err plan_order(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_
     return err;
 }
 
-/* Values with scales; tensors that the container does not use are no runs, and refused as such. */
+/* Plans values with scales. Tensors that the container does not use are no runs, and refused
+ * later. */
 static ep_err plan_quantised(const naming *n, ep_matrix m, const ep_checkpoint_entry *values,
                              ep_expert_plan *plan, ep_error *out_error)
 {
@@ -253,7 +253,7 @@ static ep_err plan_plain(const naming *n, ep_matrix m, const ep_checkpoint_entry
                          ep_expert_plan *plan, ep_error *out_error)
 {
     ep_plan_matrix *matrix = &plan->matrices[m];
-    /* one type within an expert, also when the config states none */
+    /* an expert has one type, also when the config states none */
     const ep_dtype dtype = plan->format != EP_WEIGHTS_NONE ? ep_weight_format_dtype(plan->format)
                                                            : n->self->config.info.dtype;
     ep_err err = ep_tensor_check_plain(values, matrix->run_rows, matrix->columns, dtype, out_error);
@@ -267,7 +267,7 @@ static ep_err plan_plain(const naming *n, ep_matrix m, const ep_checkpoint_entry
     return err;
 }
 
-/* One matrix of its own tensors. */
+/* Plans a matrix that has tensors of its own. */
 static ep_err plan_separate(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_error *out_error)
 {
     char name[EP_TENSOR_NAME_BYTES];
@@ -276,7 +276,7 @@ static ep_err plan_separate(const naming *n, ep_matrix m, ep_expert_plan *plan, 
     if (values == NULL) {
         return missing(n->self, name, out_error);
     }
-    const bool is_fused = settle_fused(n, m, matrix); /* scales of both are not read */
+    const bool is_fused = settle_fused(n, m, matrix); /* common scales are not supported */
     const bool is_plain = ep_tensor_is_float(values->tensor->dtype) || is_fused;
     ep_err err = (is_plain ? plan_plain : plan_quantised)(n, m, values, plan, out_error);
     if (err != EP_OK) {
@@ -297,7 +297,7 @@ static ep_err plan_separate_all(const naming *n, ep_expert_plan *plan, ep_error 
     return err;
 }
 
-/* Shape and type of one stacked tensor of plain values: [E,rows,columns], or transposed,
+/* Checks shape and type of a stacked tensor of plain values: [E,rows,columns] or, transposed,
  * [E,columns,rows]. */
 static ep_err plan_stacked_plain(const ep_checkpoint_entry *entry, uint64_t experts, uint64_t rows,
                                  uint64_t columns, bool may_transpose, ep_plan_matrix *matrix,
@@ -314,7 +314,8 @@ static ep_err plan_stacked_plain(const ep_checkpoint_entry *entry, uint64_t expe
     return ep_tensor_check_shape(entry, EP_DIMS(experts, rows, columns), out_error);
 }
 
-/* Experts one after the other: [E rows,columns], and down on its side, [E columns,rows]. */
+/* The same for experts one after the other: [E rows,columns], and down transposed, [E
+ * columns,rows]. */
 static ep_err plan_flat_plain(const ep_checkpoint_entry *entry, uint64_t experts, uint64_t rows,
                               uint64_t columns, bool is_down, ep_plan_matrix *matrix,
                               ep_error *out_error)
@@ -327,7 +328,7 @@ static ep_err plan_flat_plain(const ep_checkpoint_entry *entry, uint64_t experts
                    : ep_tensor_check_shape(entry, EP_DIMS(experts * rows, columns), out_error);
 }
 
-/* Rows of the run: gate and up together where they share a tensor. */
+/* Rows of the run: those of gate and up where they share a tensor. */
 static uint64_t run_rows(const ep_checkpoint *self, const ep_expert_plan *plan, ep_matrix m)
 {
     bool fused = m != EP_MATRIX_DOWN && ep_tensor_names_fused(&self->names) &&
@@ -335,7 +336,7 @@ static uint64_t run_rows(const ep_checkpoint *self, const ep_expert_plan *plan, 
     return (uint64_t)plan->matrices[m].rows * (fused ? 2 : 1);
 }
 
-/* N7: four-bit blocks. */
+/* Plans the four-bit blocks of N7. */
 static ep_err plan_blocks(const naming *n, ep_matrix m, const ep_checkpoint_entry *blocks,
                           ep_expert_plan *plan, ep_error *out_error)
 {
@@ -409,8 +410,7 @@ static ep_err plan_stacked_bias(const naming *n, ep_matrix m, ep_expert_plan *pl
     return err;
 }
 
-/* Types and shapes of a tensor of all experts' values; out: the matrix's format, and how its rows
- * stand. */
+/* Checks types and shapes of a stacked tensor; sets the matrix's format and layout of rows. */
 static ep_err settle_stacked(const naming *n, ep_matrix m, const ep_checkpoint_entry *values,
                              ep_plan_matrix *matrix, ep_error *out_error)
 {
@@ -463,9 +463,9 @@ static ep_err plan_stacked(const naming *n, ep_matrix m, ep_expert_plan *plan, e
 }
 
 /*
- * gate_up and down are transposed both or neither, and with H == I or H == 2 I one of the two
- * shapes still tells: [2I,H] and [H,2I] are the same only where H == 2 I, [H,I] and [I,H] only
- * where H == I.
+ * gate_up and down are both transposed or neither is. So even with H == I or H == 2 I one of the
+ * two shapes decides: [2I,H] and [H,2I] are equal only where H == 2 I, [H,I] and [I,H] only where H
+ * == I.
  */
 static ep_err settle_transposed(const naming *n, ep_expert_plan *plan, ep_error *out_error)
 {
@@ -508,7 +508,7 @@ static ep_err plan_stacked_all(const naming *n, ep_expert_plan *plan, ep_error *
                : err;
 }
 
-/* All matrices of an expert have biases, or none. */
+/* All matrices of an expert must have biases, or none. */
 static ep_err check_biases(const naming *n, const ep_expert_plan *plan, ep_error *out_error)
 {
     char name[EP_TENSOR_NAME_BYTES];
@@ -545,7 +545,7 @@ static ep_err plan_shared_gate(const ep_checkpoint *self, const ep_layer_shape *
     return err;
 }
 
-/* Whether a tensor changes no weight: what is behind the expert's or the matrix's name. */
+/* Whether a tensor changes no weight, by the part of its name after the expert or matrix. */
 static bool is_harmless(const char *name)
 {
     static const char *const ends[] = {"weight_shape", "input_scale", "input_zero_point",
@@ -571,8 +571,8 @@ static bool is_read(const ep_expert_plan *plan, const ep_checkpoint_entry *entry
     return false;
 }
 
-/* The first tensor whose name begins so and that is neither read nor harmless is refused: nobody
- * knows what it does to the weights. */
+/* Refuses the first tensor with this start that is neither read nor harmless: it may change the
+ * weights. */
 static ep_err refuse_unread(const ep_checkpoint *self, const ep_expert_plan *plan,
                             const char *start, ep_error *out_error)
 {
@@ -600,7 +600,7 @@ static ep_err refuse_unread(const ep_checkpoint *self, const ep_expert_plan *pla
     return EP_OK;
 }
 
-/* Cuts a name behind its last but `parts` dots. */
+/* Cuts a name behind dot number `parts` + 1 from its end. */
 static void cut_name(char *name, int parts)
 {
     for (char *end = name + strlen(name); end > name && parts >= 0; end--) {
@@ -611,7 +611,7 @@ static void cut_name(char *name, int parts)
     }
 }
 
-/* All tensors of the expert: those below its name, or those that begin as the stacked ones do. */
+/* Checks all tensors of the expert: those below its name, or that begin like the stacked ones. */
 static ep_err refuse_all_unread(const naming *n, const ep_expert_plan *plan, ep_error *out_error)
 {
     static const char all[] = "experts.";
@@ -631,7 +631,8 @@ static ep_err refuse_all_unread(const naming *n, const ep_expert_plan *plan, ep_
             const size_t length = strlen(folder);
             const bool is_own =
                 length >= strlen(all) && strcmp(folder + length - strlen(all), all) == 0;
-            name[strlen(name) - 1] = 0; /* of "gate_up_proj_": what follows may be a dot */
+            /* "gate_up_proj_" loses its last character, since a dot may follow instead */
+            name[strlen(name) - 1] = 0;
             err = refuse_unread(n->self, plan, is_own ? folder : name, out_error);
         } else {
             cut_name(name, 1);

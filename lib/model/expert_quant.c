@@ -37,7 +37,7 @@ static matrix_form form_of(ep_expert_source *source, ep_matrix which)
     }
 }
 
-/* Refused values and errors beyond the bound, with the tensor's name. */
+/* Explains refused values and errors beyond the bound, naming the tensor. */
 static ep_err explain(const ep_weight_quant *quant, const ep_plan_run *run, ep_err err,
                       const ep_weight_quant_result *result, ep_error *out_error)
 {
@@ -63,7 +63,7 @@ static ep_err explain(const ep_weight_quant *quant, const ep_plan_run *run, ep_e
                             : "int8-g32, or weight_quant out");
 }
 
-/* Where everything goes. Columns are in no order of their own in float formats. */
+/* Sizes of all parts. Float formats never have an order of columns. */
 enum { SHARED_GATE = 3 * EP_MATRIX_COUNT, PARTS };
 
 static void size_parts(const ep_weight_quant *quant, ep_expert_source *source, size_t bytes[PARTS])
@@ -137,7 +137,8 @@ ep_err ep_expert_quantize(const ep_weight_quant *quant, const ep_expert_plan *pl
     size_t bytes[PARTS] = {0};
     uint8_t *to[PARTS];
     ep_expert_data made = {.source = io_expert->source,
-                           .block = !io_expert->block}; /* the other one holds nothing of it */
+                           /* the other block holds nothing of the expert */
+                           .block = !io_expert->block};
     size_parts(quant, &made.source, bytes);
     ep_err err = ep_expert_parts_place(room, made.block, bytes, PARTS, to, out_error);
     if (err != EP_OK) {

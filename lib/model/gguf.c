@@ -14,14 +14,14 @@
 #define NAME_BYTES_MAX 128u
 #define DIMENSIONS_MAX 4u
 #define ALIGNMENT_MAX 65536u
-#define ARRAY_KEPT_MAX 1024u                 /* one for each layer */
-#define TENSOR_BYTES_MIN (8 + 1 + 4 + 4 + 8) /* name, number of dimensions, type, place */
+#define ARRAY_KEPT_MAX 1024u                 /* enough for one number per layer */
+#define TENSOR_BYTES_MIN (8 + 1 + 4 + 4 + 8) /* name, number of dimensions, type, offset */
 
 /* Value types. */
 enum { U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64, VALUE_TYPES };
 static const uint8_t value_bytes[VALUE_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
-/* Tensor types: so many elements of a row to a block of so many bytes. */
+/* Tensor types: elements of a row per block, and bytes of a block. */
 typedef struct tensor_type {
     const char *name;
     uint32_t elements;
@@ -49,8 +49,7 @@ static const tensor_type types[] = {
     [40] = {"NVFP4", 64, 36, EP_DTYPE_NONE},
 };
 
-/* What is left to read. A file that ends too early and bytes that do are told apart by the
- * caller. */
+/* The bytes still to be read. The caller tells a file that ends early from too few bytes given. */
 typedef struct cursor {
     const char *file;
     const uint8_t *bytes;
@@ -91,7 +90,7 @@ static ep_err take_number(cursor *c, size_t bytes, uint64_t *out)
     return err;
 }
 
-/* Not ended by a zero byte. */
+/* The string is not terminated by a zero byte. */
 static ep_err take_string(cursor *c, const char **out, size_t *out_count)
 {
     const uint8_t *from = NULL;
@@ -106,7 +105,7 @@ static ep_err take_string(cursor *c, const char **out, size_t *out_count)
     return err;
 }
 
-/* A name: printable, and not too long. out: room for most + 1. */
+/* Reads a printable name of at most `most` bytes. out: room for most + 1. */
 static ep_err take_name(cursor *c, const char *what, size_t most, char *out)
 {
     const char *text;
@@ -130,8 +129,8 @@ static ep_err take_name(cursor *c, const char *what, size_t most, char *out)
     return EP_OK;
 }
 
-/* What cannot be kept stands there in words: whoever wants a number or a name refuses them, and
- * none takes the key for one that is not there. */
+/* A value that cannot be kept is replaced by words: a reader that wants a number or a name refuses
+ * them, and the key still counts as present. */
 static json_t *real_of(double value)
 {
     return isfinite(value) ? json_real(value) : json_string("(a number that is not finite)");
@@ -173,7 +172,7 @@ static ep_err take_plain(cursor *c, uint32_t type, json_t **out)
     return err;
 }
 
-/* Strings are vocabularies, and so are very many numbers. */
+/* Skips strings, which are vocabularies, and arrays of very many numbers. */
 static ep_err skip_array(cursor *c, uint64_t type, uint64_t count)
 {
     const char *text;
@@ -278,7 +277,7 @@ static ep_err take_keys(cursor *c, uint64_t count, json_t *keys)
     return err;
 }
 
-/* Type and shape, which the file gives innermost first, to bytes. */
+/* Computes the bytes from type and shape, which the file gives innermost first. */
 static ep_err settle_tensor(const cursor *c, uint64_t type, const uint64_t *dimensions,
                             uint32_t rank, uint64_t begin, ep_safetensors_tensor *tensor)
 {
@@ -348,7 +347,7 @@ static int by_name(const void *a, const void *b)
                   ((const ep_safetensors_tensor *)b)->name);
 }
 
-/* Aligned, inside the file, none over another, each name once; sorted by name then. */
+/* Checks that data is aligned, inside the file and without overlap, names unique; sorts by name. */
 static ep_err check_places(const cursor *c, ep_safetensors_header *header, uint64_t alignment,
                            uint64_t data_bytes)
 {
@@ -385,7 +384,7 @@ static ep_err take_tensors(cursor *c, uint64_t count, const ep_safetensors_limit
                             "%s: has %" PRIu64 " tensors, allowed 0..%zu", c->file, count,
                             limits->tensors_max);
     }
-    if (count > (c->count - c->at) / TENSOR_BYTES_MIN) { /* before there is room for all of them */
+    if (count > (c->count - c->at) / TENSOR_BYTES_MIN) { /* checked before the array is allocated */
         c->is_short = true;
         return bad(c, "the number of tensors", count, "as many as the file holds");
     }
@@ -425,7 +424,7 @@ static ep_err parse(cursor *c, uint64_t file_bytes, const ep_safetensors_limits 
         return err;
     }
     const json_t *stated = json_object_get(head->keys, "general.alignment");
-    /* of what is no integer 0 */
+    /* 0 if it is no integer */
     const json_int_t alignment = stated == NULL ? 32 : json_integer_value(stated);
     if (alignment < 1 || alignment > ALIGNMENT_MAX || (alignment & (alignment - 1)) != 0) {
         return ep_error_set(c->error, EP_ERR_BAD_FILE,
@@ -435,7 +434,7 @@ static ep_err parse(cursor *c, uint64_t file_bytes, const ep_safetensors_limits 
     head->data_begin =
         (c->at + (uint64_t)alignment - 1) / (uint64_t)alignment * (uint64_t)alignment;
     if (head->data_begin > file_bytes) {
-        head->data_begin = file_bytes; /* of a file without data */
+        head->data_begin = file_bytes; /* when the file has no data */
     }
     return check_places(c, &head->header, (uint64_t)alignment, file_bytes - head->data_begin);
 }

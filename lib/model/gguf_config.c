@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Keys of a GGUF file to those of a config.json: one table of architectures, one of keys. */
+/* Translates keys of a GGUF file to those of a config.json: tables of architectures and of keys. */
 #include "model/gguf.h"
 
 #include <stdint.h>
@@ -12,12 +12,12 @@
 
 #define KEY_BYTES 192
 
-/* What writers of GGUF call a model type, and what config.json calls it. Others may compute other
- * experts. */
+/* The architecture in GGUF, and model_type in config.json. Others may compute experts
+ * differently. */
 static const struct {
     const char *architecture;
     const char *type;
-    bool is_normed; /* the weights of a token's experts, where no key says */
+    bool is_normed; /* default for dividing weights by their sum, where no key says */
 } architectures[] = {
     {"llama", "mixtral", true},
     {"qwen2moe", "qwen2_moe", false},
@@ -39,7 +39,7 @@ static const struct {
     {"lfm2moe", "lfm2_moe", true},
 };
 
-/* Behind "<architecture>.". Without a name: what it says, files or the type say too. */
+/* Keys after "<architecture>.". Without a name, the key is ignored: files or type say the same. */
 static const struct {
     const char *key;
     const char *name;
@@ -68,7 +68,7 @@ static const struct {
     {"vocab_size", "vocab_size"},
 };
 
-/* One model's keys on their way; the first error counts. */
+/* The keys of one model while they are translated; the first error is kept. */
 typedef struct walk {
     const char *file;
     const json_t *all;
@@ -85,7 +85,7 @@ static json_t *find(const walk *w, const char *key)
     return json_object_get(w->all, name);
 }
 
-/* 0 where it is not there. */
+/* 0 where the key is missing. */
 static json_int_t count_of(walk *w, const char *key)
 {
     char text[EP_JSON_TEXT_BYTES];
@@ -113,8 +113,8 @@ static bool is_zero(const json_t *value)
     return json_is_number(value) && json_number_value(value) == 0.0;
 }
 
-/* Zero stands for none; of a list for layers of attention's heads, the first counts where
- * config.json has one number. */
+/* Zero means none. Of a list of heads per layer, the first is used where config.json has one
+ * number. */
 static void put_known(walk *w, const char *name, json_t *value)
 {
     const bool is_list = json_is_array(value) && strstr(name, "heads") != NULL;
@@ -124,8 +124,8 @@ static void put_known(walk *w, const char *name, json_t *value)
     }
 }
 
-/* Keys about experts without a row keep their names, the architecture's too, which no config.json
- * has: the config's reader refuses them. */
+/* Keys about experts without a row keep their names with the architecture. No config.json has such
+ * keys, so the config's reader refuses them. */
 static void put_others(walk *w)
 {
     static const char *const parts[] = {"expert", "moe", "swiglu", "rout"};
@@ -161,8 +161,8 @@ static void put_numbers(walk *w)
     put(w, "num_hidden_layers", json_integer(blocks - count_of(w, "nextn_predict_layers")));
 }
 
-/* The score as config.json calls it. A softmax of the selected logits alone is the rule of some
- * types, and then the same word. */
+/* Names the score as config.json does. A softmax of only the selected logits is the rule of some
+ * types, which also call it softmax. */
 static void put_router(walk *w, const char *type, bool is_normed)
 {
     static const char *const words[] = {"", "softmax", "sigmoid", "softmax of the selected",
@@ -184,7 +184,7 @@ static void put_router(walk *w, const char *type, bool is_normed)
     }
 }
 
-/* DeepSeek's two routers have one architecture's name. */
+/* DeepSeek's two routers share an architecture name. */
 static const char *type_of(walk *w, const char *type)
 {
     const bool is_softmax = count_of(w, "expert_gating_func") != 2;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which files of a directory are a GGUF model: NAME.gguf, or NAME-00001-of-0000N.gguf up to N. */
+/* Finds a directory's files of a GGUF model: NAME.gguf, or NAME-00001-of-0000N.gguf up to N. */
 #include "model/gguf.h"
 
 #include <dirent.h>
@@ -35,7 +35,7 @@ static bool take_digits(const char *at, uint32_t *out)
     return true;
 }
 
-/* NAME-<part>-of-<count>.gguf; else a file alone. */
+/* NAME-<part>-of-<count>.gguf; any other name is a single file. */
 static void read_part(const char *name, uint32_t *out_part, uint32_t *out_count)
 {
     const size_t length = strlen(name);
@@ -61,8 +61,8 @@ void ep_gguf_files_name(const ep_gguf_files *files, uint32_t index,
              index + 1, files->count);
 }
 
-/* Of how many parts a file says it is one, and which; one that says nothing, and one that was
- * merged, of none. */
+/* A file's keys name its part and the number of parts. A single file has none; a merged one has 0
+ * parts. */
 ep_err ep_gguf_files_check(const ep_gguf_files *files, uint32_t index, const json_t *keys,
                            ep_error *out_error)
 {
@@ -124,7 +124,7 @@ static ep_err take_part(const ep_model_dir *dir, const char *name, ep_gguf_files
     return part == 1 ? take_file(name, files, out_error) : EP_OK;
 }
 
-/* The one model of a directory; none leaves files as they are. */
+/* Finds the only model of a directory; if there is none, *files is unchanged. */
 static ep_err scan(const ep_model_dir *dir, ep_gguf_files *files, ep_error *out_error)
 {
     ep_err err = EP_OK;

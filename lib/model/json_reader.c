@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The limits pass in front of jansson, and its error texts made safe to print. */
+/* The pass over the limits before jansson runs, and its error texts made safe to print. */
 #include "model/json_reader.h"
 
 #include <pthread.h>
@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* jansson goes on with what it has when a text it collects cannot grow: a key or a number loses its
- * last byte, in silence. So its memory comes from here, and a parse in which some was refused has
- * failed, whatever it says. */
+/* If a string that jansson collects cannot grow, jansson goes on with what it has: a key or a
+ * number silently loses its last byte. So its memory comes from here, and a parse during which
+ * memory was refused has failed, whatever it returns. */
 static _Thread_local bool memory_refused;
 
 static void *take_memory(size_t bytes)
@@ -68,7 +68,7 @@ const char *ep_json_describe(const json_t *value, char out[EP_JSON_TEXT_BYTES])
     return out;
 }
 
-/* "-0" is an integer to jansson, and then no longer to be told from 0. */
+/* jansson reads "-0" as an integer that cannot be told from 0. */
 static bool is_minus_zero(const char *bytes, size_t count, size_t i)
 {
     if (i + 1 >= count || bytes[i] != '-' || bytes[i + 1] != '0') {

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * JSON from untrusted files: jansson behind limits it does not have. Before it builds anything, one
- * pass bounds the nesting and the number of values, so that a small file cannot become a large
- * tree. Duplicate keys, invalid UTF-8, lone surrogates, \u0000 and integers beyond 2^63-1 are
- * refused.
+ * JSON from untrusted files: jansson behind limits that it does not have. One pass first checks the
+ * nesting and the number of values, so that a small file cannot become a large tree. Duplicate
+ * keys, invalid UTF-8, lone surrogates, \u0000 and integers beyond 2^63-1 are refused.
  *
  * Threads  pure.
  */
@@ -18,18 +17,18 @@
 
 typedef struct ep_json_limits {
     size_t depth_max;
-    size_t values_max; /* objects, arrays, members and elements together, about */
+    size_t values_max; /* approximate total of objects, arrays, members and elements */
 } ep_json_limits;
 
-/* Parses an object; json_decref it. what names the text in messages ("config.json"). Errors:
- * BAD_FILE, NO_MEMORY. */
+/* Parses an object; release it with json_decref. what: name of the text in messages
+ * ("config.json"). Errors: BAD_FILE, NO_MEMORY. */
 ep_err ep_json_parse(const char *what, const char *bytes, size_t count,
                      const ep_json_limits *limits, json_t **out_root, ep_error *out_error);
 
-/* A short printable form for messages: 3, "text", true, null, 1.0, an array of 4, an object. */
+/* Short printable form for messages: 3, "text", true, null, 1.0, an array of 4, an object. */
 const char *ep_json_describe(const json_t *value, char out[EP_JSON_TEXT_BYTES]);
 
-/* Copies text with control and non-ASCII bytes as '?', cut to the field. Returns out. */
+/* Copies text, cut to the size of out, with '?' for control and non-ASCII bytes. Returns out. */
 const char *ep_json_printable(const char *text, char *out, size_t out_bytes);
 
 #endif

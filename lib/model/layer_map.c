@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The keys of config.json that say which layers are MoE layers. */
+/* Reads the keys of config.json that say which layers are MoE layers. */
 #include "model/layer_map.h"
 
 #include <stdio.h>
@@ -16,7 +16,7 @@
 
 typedef enum layer_kind { KIND_DENSE, KIND_MOE, KIND_HASH, KIND_UNKNOWN } layer_kind;
 
-/* A word of mlp_layer_types. */
+/* Meaning of a word of mlp_layer_types. */
 static layer_kind kind_of(const json_t *item)
 {
     static const struct {
@@ -55,8 +55,8 @@ static void read_mlp_types(ep_config_reader *reader, const char *key, json_t *li
     }
 }
 
-/* Kinds of whole layers, of which one may be "moe"; other models list kinds of attention under the
- * same key. */
+/* Whether the list has kinds of whole layers, one of them "moe"; other models list kinds of
+ * attention under the same key. */
 static bool lists_moe(const json_t *list)
 {
     bool any = false;
@@ -83,7 +83,7 @@ static void read_block_types(ep_config_reader *reader, const char *key, json_t *
     }
 }
 
-/* A letter for each layer: E experts, M mamba, * attention, - dense. */
+/* A letter per layer: E experts, M mamba, * attention, - dense. */
 static void read_pattern(ep_config_reader *reader, const char *key, json_t *value, uint32_t layers,
                          ep_layer_map *out)
 {
@@ -149,7 +149,7 @@ static const struct {
              {"moe_layers", read_numbers},
              {"moe_layers_enum", read_numbers}};
 
-/* Whether the key's value lists MoE layers, and is not about something else or empty. */
+/* Whether the key's value really lists MoE layers: not empty, not about something else. */
 static bool says_something(read_list_func read, const json_t *value)
 {
     return read == read_block_types ? lists_moe(value)
@@ -183,7 +183,7 @@ static void read_lists(ep_config_reader *reader, uint32_t layers, ep_layer_map *
 
 /* ---- keys that state a rule ---- */
 
-/* Adds a key that is there to those that decided. */
+/* Whether the key exists; then adds it to those that decided. */
 static bool has_rule(const ep_config_reader *reader, const char *key, ep_layer_map *map)
 {
     const size_t used = strlen(map->keys);
@@ -203,7 +203,7 @@ static void keep_from(ep_config_reader *reader, const char *key, uint32_t layers
     }
 }
 
-/* Layers i with (i + after) % step == 0. */
+/* Keeps the layers i with (i + after) % step == 0. */
 static void keep_every(ep_config_reader *reader, const char *key, uint32_t after, uint32_t layers,
                        ep_layer_map *map)
 {
@@ -230,7 +230,7 @@ static void keep_frequency(ep_config_reader *reader, uint32_t layers, ep_layer_m
     }
 }
 
-/* The layer of a period that has experts. */
+/* Keeps the layers that have experts in each period. */
 static void keep_period(ep_config_reader *reader, uint32_t layers, ep_layer_map *map)
 {
     if (!has_rule(reader, "expert_layer_period", map)) {
@@ -299,7 +299,7 @@ void ep_layer_map_read(ep_config_reader *reader, uint32_t layers, ep_layer_map *
         keep_from(reader, "first_k_dense_replace", layers, &map);
         keep_from(reader, "num_dense_layers", layers, &map);
         keep_from(reader, "moe_layer_num_skipped", layers, &map);
-        /* of a model with both, each counts its own layers */
+        /* with two stacks, each counts its own layers */
         if (!ep_config_has(reader, KEYS("encoder_sparse_step"))) {
             keep_every(reader, "decoder_sparse_step", 1, layers, &map);
         }

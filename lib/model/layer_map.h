@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which layers are MoE layers, by every key that models have for it. A key that lists layers counts
- * alone; without one, all rules that are there must agree that a layer is one. The files have the
- * last word (checkpoint.c): they decide where no key speaks, and a key that they contradict is an
- * error.
+ * Which layers are MoE layers, by all keys that models have for this. If a key lists layers, only
+ * that key counts; otherwise, a layer is an MoE layer if all rules present agree. Then the files
+ * are checked (checkpoint.c): they decide where there is no key, and a key that they contradict is
+ * an error.
  *
  * Threads  pure.
  */
@@ -16,10 +16,10 @@
 typedef struct ep_layer_map {
     bool moe[EP_MODEL_LAYERS_MAX];
     bool hash[EP_MODEL_LAYERS_MAX]; /* the router takes experts from a table by token id */
-    char keys[96]; /* which decided, for messages; "" none: all layers may be MoE layers */
+    char keys[96]; /* the keys that decided, for messages; "" none: any layer may be an MoE layer */
 } ep_layer_map;
 
-/* How many layers the keys that list kinds of layers know; 0 without such a key. */
+/* The number of layers in the keys that list kinds of layers; 0 without such a key. */
 uint32_t ep_layer_map_count(const ep_config_reader *reader);
 /* Errors are kept in the reader: BAD_FILE (key, value, allowed range; two lists that disagree). */
 void ep_layer_map_read(ep_config_reader *reader, uint32_t layers, ep_layer_map *out_map);

@@ -104,7 +104,7 @@ void ep_load_format(const ep_load_state *state, size_t columns,
 {
     static const struct {
         int part;
-        size_t columns; /* it takes as a rule; what is shown must not come and go with a digit */
+        size_t columns; /* its usual width, so that fields do not come and go with a digit */
     } by_worth[PARTS] = {
         {PART_REST, 11}, {PART_BYTES_OF, 20}, {PART_BAR, 0}, {PART_RATE, 11}, {PART_EXPERTS, 16}};
     char parts[PARTS][PART_BYTES] = {{0}};
@@ -172,15 +172,15 @@ static void write_all(int fd, const char *text, size_t bytes)
 }
 
 /*
- * The cursor goes back to the line's begin, so that a line of the log that comes next stands there
- * alone, at least where it is the longer one. One column stays free: a full line would wrap on some
- * terminals.
+ * The cursor returns to the begin of the line, so that a log line which follows overwrites the bar,
+ * at least if it is longer. One column stays free: some terminals wrap a full line.
  */
 static void write_bar(ep_load_progress *progress)
 {
     char line[EP_LOAD_PROGRESS_LINE_BYTES];
     char text[EP_LOAD_PROGRESS_LINE_BYTES + 8];
-    const size_t columns = ep_screen_of(progress->fd).columns; /* it may have been resized */
+    /* the terminal may have been resized */
+    const size_t columns = ep_screen_of(progress->fd).columns;
     bool done = ep_load_percent(&progress->state) == 100;
     ep_load_format(&progress->state, columns > 1 ? columns - 1 : columns, line);
     int n = snprintf(text, sizeof(text), "%s\033[K%s", line, done ? "\n" : "\r");

@@ -18,7 +18,8 @@
 #define EP_LOAD_PROGRESS_LINE_BYTES 768
 #define EP_LOAD_PROGRESS_STEP_PERCENT 10
 #define EP_LOAD_PROGRESS_STEP_NS 30000000000ull
-#define EP_LOAD_PROGRESS_LINE_NS 1000000000ull /* no two lines are closer, but for the last */
+/* lines are at least this far apart, except the last */
+#define EP_LOAD_PROGRESS_LINE_NS 1000000000ull
 #define EP_LOAD_PROGRESS_REDRAW_NS 100000000ull
 #define EP_LOAD_PROGRESS_BAR_CELLS 10
 
@@ -27,23 +28,23 @@ typedef struct ep_load_state {
     uint64_t experts_done;
     uint64_t experts_total;
     uint64_t bytes_done;
-    uint64_t bytes_total; /* 0: not known */
+    uint64_t bytes_total; /* 0: unknown */
     uint64_t elapsed_ns;
 } ep_load_state;
 
 /* 0..100; 100 only when every expert is done. */
 uint32_t ep_load_percent(const ep_load_state *state);
-/* The bar's line without line end: what matters most of it, in so many columns at most. */
+/* The bar's line without line end: the most important parts that fit the columns. */
 void ep_load_format(const ep_load_state *state, size_t columns,
                     char out[EP_LOAD_PROGRESS_LINE_BYTES]);
-/* Whether to write now, given what was written last. The end is always written, once. */
+/* Whether to write now, given what was last written. The end is always written, once. */
 bool ep_load_due(const ep_load_state *state, bool terminal, uint32_t last_percent,
                  uint64_t last_ns);
 
 typedef struct ep_load_progress {
     int fd;
     bool terminal;
-    pthread_mutex_t lock; /* guards all below, and the order of lines */
+    pthread_mutex_t lock; /* guards all fields below, and the order of lines */
     ep_load_state state;
     uint64_t started_ns;
     uint32_t last_percent;
@@ -52,15 +53,14 @@ typedef struct ep_load_progress {
     bool is_drawn;      /* an unfinished line is on the terminal */
 } ep_load_progress;
 
-/* A bar on fd (2 as a rule), which stays the caller's, when that is a terminal; -1: never. model is
- * borrowed until _fini. Writes nothing yet. */
+/* Draws a bar on fd (usually 2; borrowed) if that is a terminal; fd -1: never. model is borrowed
+ * until _fini. Writes nothing yet. */
 void ep_load_progress_init(ep_load_progress *progress, int fd, const char *model,
                            uint64_t experts_total, uint64_t bytes_total);
-/* Counts what was loaded since, and writes when it is time. A write that fails is ignored: loading
- * matters more. */
+/* Adds what was loaded, and writes when it is time. Ignores failed writes: loading matters more. */
 void ep_load_progress_add(ep_load_progress *progress, uint64_t experts, uint64_t bytes);
-/* Writes what was reached when not all was loaded and it was not said yet, and ends an unfinished
- * line. */
+/* Writes the final state if loading is incomplete and this was not yet written, and ends an
+ * unfinished line. */
 void ep_load_progress_fini(ep_load_progress *progress);
 
 #endif

@@ -20,12 +20,12 @@
 #define PART ".part"
 #define JOURNAL ".pieces"
 #define DIGEST_BYTES 16
-#define BATCH_PIECES 16u /* that share one wait for the disk */
+#define BATCH_PIECES 16u /* pieces that are synced to the disk together */
 
 #define OPEN_FLAGS (O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW)
 
 /* The journal, little endian: head {magic 8, bytes of the file 8, bytes of a piece 8}, records
- * {piece 4, digest 16}. A damaged record needs no sum of its own: its piece differs from its
+ * {piece 4, digest 16}. Records need no checksum: with a damaged one, its piece differs from its
  * digest. */
 #define MAGIC "EPMIRR1\n"
 #define HEAD_BYTES 24
@@ -33,7 +33,7 @@
 
 typedef enum piece_state {
     PIECE_ABSENT,
-    PIECE_NOTED, /* by an earlier process: not compared with its digest yet */
+    PIECE_NOTED, /* recorded by an earlier process, not yet compared with its digest */
     PIECE_HERE
 } piece_state;
 
@@ -42,15 +42,15 @@ struct ep_mirror_file {
     const ep_mirror_entry *entry;
     bool is_open;
     bool is_whole;
-    int fd;      /* -1: it was whole when it was opened */
-    int journal; /* -1: it is whole */
+    int fd;      /* -1: the file was complete at open */
+    int journal; /* -1: the file is complete */
     uint64_t journal_bytes;
     uint32_t pieces;
-    /* under the mirror's lock */
+    /* the fields below are under the mirror's lock */
     uint32_t absent;
     uint8_t *states;                  /* [pieces] */
-    uint8_t (*digests)[DIGEST_BYTES]; /* [pieces], of NOTED ones */
-    struct timespec modified;         /* by our last write */
+    uint8_t (*digests)[DIGEST_BYTES]; /* [pieces], for PIECE_NOTED */
+    struct timespec modified;         /* after our last write */
 };
 
 struct ep_mirror {
@@ -62,10 +62,11 @@ struct ep_mirror {
     ep_mirror_entry *entries; /* sorted by name */
     ep_mirror_file *files;
     size_t count;
-    pthread_mutex_t fetching; /* one thread opens files, fetches and writes; before lock */
-    pthread_mutex_t lock;     /* states of pieces; never held over a fetch */
+    /* held by the thread that opens files, fetches and writes; taken before lock */
+    pthread_mutex_t fetching;
+    pthread_mutex_t lock; /* guards the states of pieces; never held during a fetch */
     size_t piece_bytes;
-    uint8_t *buffer; /* a piece; under fetching */
+    uint8_t *buffer; /* room for a piece; under fetching */
 };
 
 static ep_err system_error(const char *verb, const char *name, ep_error *out_error)
@@ -103,7 +104,7 @@ static bool pwrite_all(int fd, const void *from, size_t bytes, uint64_t offset)
     return true;
 }
 
-/* Fewer than bytes: the file ends. -1: errno. */
+/* Returns fewer than bytes at the end of the file; -1: errno. */
 static ssize_t pread_all(int fd, void *out, size_t bytes, uint64_t offset)
 {
     size_t done = 0;
@@ -155,7 +156,7 @@ static void make_head(const ep_mirror_file *file, uint8_t out[HEAD_BYTES])
     put64(out + 16, file->mirror->piece_bytes);
 }
 
-/* Takes records up to the first that cannot be one. */
+/* Takes records up to the first invalid one. */
 static void take_records(ep_mirror_file *file, const uint8_t *bytes, size_t count)
 {
     for (size_t at = HEAD_BYTES; at + RECORD_BYTES <= count; at += RECORD_BYTES) {
@@ -172,14 +173,14 @@ static void take_records(ep_mirror_file *file, const uint8_t *bytes, size_t coun
     }
 }
 
-/* One that is of another file, or of none, is begun anew: then nothing is here. What follows the
- * last whole record is cut off. */
+/* A journal of another file, or none, is begun anew with no pieces. Bytes after the last whole
+ * record are cut off. */
 static ep_err load_journal(ep_mirror_file *file, const char *name, ep_error *out_error)
 {
     struct stat st;
     uint8_t head[HEAD_BYTES];
-    const size_t most = HEAD_BYTES + RECORD_BYTES * ((size_t)file->pieces * 4 +
-                                                     16); /* pieces may have been fetched again */
+    /* the same pieces may be recorded again */
+    const size_t most = HEAD_BYTES + RECORD_BYTES * ((size_t)file->pieces * 4 + 16);
     if (fstat(file->journal, &st) != 0) {
         return system_error("look at", name, out_error);
     }
@@ -207,13 +208,13 @@ static ep_err load_journal(ep_mirror_file *file, const char *name, ep_error *out
 
 /* ---- pieces ---- */
 
-/* What is wrong with a piece that was noted is said once; it is fetched again. No lock held. */
+/* Without a lock. If a recorded piece is wrong, logs it once, and the piece is fetched again. */
 static ep_err verify(ep_mirror_file *file, uint32_t piece, uint8_t *buffer, ep_error *out_error)
 {
     const size_t bytes = piece_bytes(file, piece);
     uint8_t digest[DIGEST_BYTES] = {0};
     const ssize_t got = pread_all(file->fd, buffer, bytes, place_of(file, piece));
-    /* once written again, the disk may have another place for it */
+    /* writing it again may put it on another place of the disk */
     const bool is_unreadable = got < 0 && errno == EIO;
     if (got < 0 && !is_unreadable) {
         return system_error("read", file->entry->name, out_error);
@@ -283,7 +284,7 @@ static ep_err write_piece(ep_mirror_file *file, uint32_t piece, ep_error *out_er
         const bool is_good = pwrite_all(file->fd, file->mirror->buffer, piece_bytes(file, piece),
                                         place_of(file, piece));
         err = is_good ? EP_OK : system_error("write", file->entry->name, out_error);
-        if (fstat(file->fd, &st) == 0) { /* also of a part of a piece */
+        if (fstat(file->fd, &st) == 0) { /* also after writing part of a piece */
             file->modified = st.st_mtim;
         }
     }
@@ -291,7 +292,7 @@ static ep_err write_piece(ep_mirror_file *file, uint32_t piece, ep_error *out_er
     return err;
 }
 
-/* Pieces that were written and are not noted. */
+/* Pieces that are written but not yet recorded. */
 typedef struct written_pieces {
     uint8_t records[BATCH_PIECES * RECORD_BYTES];
     uint32_t pieces[BATCH_PIECES];
@@ -320,7 +321,7 @@ static ep_err fetch_piece(ep_mirror_file *file, uint32_t piece, written_pieces *
     return err;
 }
 
-/* The data is on the disk before the note is written. A note that is lost costs a fetch. */
+/* The data is on the disk before the record is written. A lost record only costs a fetch. */
 static ep_err note(ep_mirror_file *file, const written_pieces *written, ep_error *out_error)
 {
     const size_t bytes = (size_t)written->count * RECORD_BYTES;
@@ -341,7 +342,7 @@ static ep_err note(ep_mirror_file *file, const written_pieces *written, ep_error
     return EP_OK;
 }
 
-/* Fetching held. Up to BATCH_PIECES; what came before an error is kept. */
+/* fetching held. Fetches up to BATCH_PIECES; what arrived before an error is kept. */
 static ep_err bring(ep_mirror_file *file, uint32_t first, uint32_t end, ep_error *out_error)
 {
     written_pieces written = {.count = 0};
@@ -361,8 +362,7 @@ static ep_err bring(ep_mirror_file *file, uint32_t first, uint32_t end, ep_error
 
 /* ---- files ---- */
 
-/* Fetching held. Gives a file its name once all of it is here, and compared: its journal goes
- * then. */
+/* fetching held. Gives a complete and compared file its name, and removes its journal. */
 static ep_err finish(ep_mirror_file *file, ep_error *out_error)
 {
     char part[EP_MODEL_FILE_NAME_BYTES], journal[EP_MODEL_FILE_NAME_BYTES];
@@ -383,7 +383,7 @@ static ep_err finish(ep_mirror_file *file, ep_error *out_error)
         fsync(mirror->dir) != 0) {
         return system_error("name", part, out_error);
     }
-    (void)unlinkat(mirror->dir, journal, 0); /* else the next start does */
+    (void)unlinkat(mirror->dir, journal, 0); /* if this fails, the next start removes it */
     close(file->journal);
     file->journal = -1;
     file->is_whole = true;
@@ -392,7 +392,7 @@ static ep_err finish(ep_mirror_file *file, ep_error *out_error)
     return EP_OK;
 }
 
-/* A regular file that this user may write. */
+/* Opens a regular file that this user may write. */
 static ep_err open_part(const ep_mirror_file *file, const char *end, int *out_fd,
                         ep_error *out_error)
 {
@@ -436,7 +436,7 @@ static ep_err open_parts(ep_mirror_file *file, ep_error *out_error)
     if ((err = load_journal(file, name, out_error)) != EP_OK) {
         return err;
     }
-    /* One that was cut is made long again: what it lost differs from what was noted. */
+    /* A truncated file gets its full size again: the lost pieces then differ from their digests. */
     if (fstat(file->fd, &st) != 0 ||
         ((uint64_t)st.st_size != file->entry->bytes &&
          ftruncate(file->fd, (off_t)file->entry->bytes) != 0) ||
@@ -447,7 +447,7 @@ static ep_err open_parts(ep_mirror_file *file, ep_error *out_error)
     return finish(file, out_error);
 }
 
-/* Fetching held. */
+/* fetching held. */
 static ep_err open_once(ep_mirror_file *file, ep_error *out_error)
 {
     struct stat st;
@@ -521,7 +521,7 @@ ep_err ep_mirror_open_file(ep_mirror *mirror, const char *name, ep_model_file *o
     return err;
 }
 
-/* The pieces of a range; false: there are none. */
+/* The pieces of a range; false: the range is empty. */
 static bool range_of(const ep_mirror_file *file, uint64_t offset, uint64_t bytes,
                      uint32_t *out_first, uint32_t *out_end)
 {
@@ -535,7 +535,7 @@ static bool range_of(const ep_mirror_file *file, uint64_t offset, uint64_t bytes
     return true;
 }
 
-/* The state that the worst piece of a range is in. */
+/* The worst state of a piece in the range. */
 static piece_state worst_of(ep_mirror_file *file, uint32_t first, uint32_t end)
 {
     piece_state worst = PIECE_HERE;

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A directory that holds as much of a model's files as was needed so far. Reads of what is not here
- * fetch it first, in pieces.
+ * A directory with those parts of a model's files that were needed so far. A read of anything else
+ * fetches it first, in pieces.
  *
- *     expertd-mirror    version, names and sizes of all files
- *     NAME.part         a file that is not whole, at its full size, with holes
- *     NAME.pieces       its journal: a record, with a digest, of each piece that is here
- *     NAME              a file that is whole, as any other checkpoint has it
+ *     expertd-mirror    version, and names and sizes of all files
+ *     NAME.part         an incomplete file, at its full size, with holes
+ *     NAME.pieces       its journal: a record, with a digest, for each piece that it has
+ *     NAME              a complete file, as in any other checkpoint
  *
  * The directory is locked while it is made a mirror, and while it is open.
  *
- * A hole reads as zeros, so nothing but this module opens a .part: ep_checkpoint_open does not find
- * it. A piece is noted once it is on the disk; one that an earlier process noted is compared with
- * its digest before its first use, and fetched again when it differs. A record that was cut off
- * ends the journal.
+ * A hole reads as zeros, so only this module opens a .part file; ep_checkpoint_open does not find
+ * it. A piece is recorded once it is on the disk. A piece recorded by an earlier process is
+ * compared with its digest before its first use, and fetched again if it differs. An incomplete
+ * record ends the journal.
  *
  * Threads    any, except create, open, close.
  */
@@ -35,26 +35,26 @@ typedef struct ep_mirror_entry {
     uint64_t bytes;
 } ep_mirror_entry;
 
-/* Gives exactly bytes of a file from offset, or an error that names where it looked. One call at a
+/* Reads exactly bytes of a file from offset, or an error that names the source. One call at a
  * time. */
 typedef ep_err (*ep_mirror_fetch)(void *arg, const char *name, uint64_t offset, void *out,
                                   size_t bytes, ep_error *out_error);
 
-/* Makes an empty directory the mirror of a version. Errors: BAD_FILE (something is in it; a name, a
+/* Makes an empty directory the mirror of a version. Errors: BAD_FILE (it is not empty; a name, a
  * size or their number is not allowed), NOT_FOUND, FAILED_PRECONDITION (another process has it),
  * IO, NO_MEMORY. */
 ep_err ep_mirror_create(const char *path, const char *version, const ep_mirror_entry *entries,
                         size_t count, ep_error *out_error);
-/* piece_bytes: of one fetch at most; what was fetched in pieces of another size counts as missing.
- * Errors: NOT_FOUND (it is none yet), BAD_FILE, FAILED_PRECONDITION (another process has it open),
- * IO, NO_MEMORY. */
+/* piece_bytes: the most to fetch at a time; pieces of another size count as missing. Errors:
+ * NOT_FOUND (it is no mirror yet), BAD_FILE, FAILED_PRECONDITION (another process has it open), IO,
+ * NO_MEMORY. */
 ep_err ep_mirror_open(const char *path, size_t piece_bytes, ep_mirror_fetch fetch, void *arg,
                       ep_mirror **out_mirror, ep_error *out_error);
-/* After every file of it. NULL allowed. */
+/* All its files must be closed. NULL allowed. */
 void ep_mirror_close(ep_mirror *mirror);
 const char *ep_mirror_path(const ep_mirror *mirror);
 const char *ep_mirror_version(const ep_mirror *mirror);
-/* In name order; NULL after the last. */
+/* Ordered by name; NULL after the last. */
 const ep_mirror_entry *ep_mirror_entry_at(const ep_mirror *mirror, size_t index);
 
 /* ---- for model_files.c ---- */
@@ -62,13 +62,13 @@ const ep_mirror_entry *ep_mirror_entry_at(const ep_mirror *mirror, size_t index)
 /* Errors: NOT_FOUND (no such name in the list), BAD_FILE, IO, NO_MEMORY. */
 ep_err ep_mirror_open_file(ep_mirror *mirror, const char *name, ep_model_file *out_file,
                            ep_error *out_error);
-/* Fetches what is missing of a range; what is beyond the file is not looked at. Errors: fetch's,
- * BAD_FILE (somebody else wrote to it), IO, NO_MEMORY, INTERNAL. */
+/* Fetches what is missing of a range; ignores what is beyond the end of the file. Errors: those of
+ * fetch, BAD_FILE (somebody else wrote to it), IO, NO_MEMORY, INTERNAL. */
 ep_err ep_mirror_file_need(ep_mirror_file *file, uint64_t offset, uint64_t bytes,
                            ep_error *out_error);
-/* Whether a range is here. Fetches nothing. */
+/* Whether the whole range is here. Fetches nothing. */
 bool ep_mirror_file_has(ep_mirror_file *file, uint64_t offset, uint64_t bytes);
-/* BAD_FILE when size or time are not as the last write of this module left them. */
+/* BAD_FILE when size or time differ from those after this module's last write. */
 ep_err ep_mirror_file_check_unchanged(ep_mirror_file *file, const ep_model_file *opened,
                                       ep_error *out_error);
 

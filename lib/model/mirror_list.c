@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Text: "expertd-mirror 1", "version V", a line "BYTES NAME" for each file, and at last "sha256
- * HEX" of all before. It appears whole, by its name, so a directory is a mirror or is none yet.
+ * Text: "expertd-mirror 1", "version V", a line "BYTES NAME" per file, and finally "sha256 HEX" of
+ * everything before. It is written under another name and then renamed, so a directory is either a
+ * mirror or not.
  */
 #include "model/mirror_list.h"
 
@@ -24,7 +25,7 @@
 #define FIRST_LINE "expertd-mirror 1\n"
 #define LAST_LINE "sha256 "
 #define HEX_BYTES 64
-#define NAME_BYTES_MAX 240 /* and an end */
+#define NAME_BYTES_MAX 240 /* so that an ending fits */
 #define LINE_BYTES (NAME_BYTES_MAX + 32)
 #define TEXT_BYTES_MAX ((size_t)LINE_BYTES * (EP_MIRROR_FILES_MAX + 4))
 
@@ -62,7 +63,7 @@ static bool is_hex(const char *text)
            strspn(text, "0123456789abcdef") == EP_MIRROR_VERSION_BYTES - 1;
 }
 
-/* What a peer, or the list, says is not trusted. entries: sorted here. */
+/* Checks what a peer or the list says; sorts entries. */
 static ep_err check(const char *path, const char *version, ep_mirror_entry *entries, size_t count,
                     ep_error *out_error)
 {
@@ -116,7 +117,7 @@ ep_err ep_mirror_list_lock(int dir, const char *path, ep_error *out_error)
                                                path);
 }
 
-/* A file of somebody else's in it would be taken for one that was fetched. */
+/* A file that somebody else put there would be taken for a fetched one. */
 static ep_err check_empty(int dir, const char *path, ep_error *out_error)
 {
     const int fd = dup(dir);
@@ -133,7 +134,7 @@ static ep_err check_empty(int dir, const char *path, ep_error *out_error)
     while (err == EP_OK && (entry = readdir(list)) != NULL) {
         const char *name = entry->d_name;
         if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, NEW_NAME) != 0 &&
-            strcmp(name, "lost+found") != 0) { /* of a file system made for it */
+            strcmp(name, "lost+found") != 0) { /* exists at the root of a file system */
             err = ep_error_set(out_error, EP_ERR_BAD_FILE,
                                "%s: has %.200s in it; allowed: an empty directory, or one that "
                                "weights_from has filled",
@@ -236,7 +237,7 @@ static ep_err damaged(const char *path, ep_error *out_error)
                         EP_MIRROR_LIST_NAME);
 }
 
-/* text: ended with zero, and written to. */
+/* text: terminated with zero; parsing writes to it. */
 static ep_err parse(const char *path, char *text, size_t bytes,
                     char out_version[EP_MIRROR_VERSION_BYTES], ep_mirror_entry **out_entries,
                     size_t *out_count, ep_error *out_error)

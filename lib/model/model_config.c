@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading config.json: the keys that all model types spell alike or nearly alike, with the row of
- * the type for what no key says. */
+/* Reads config.json: keys that all model types spell alike or nearly alike; the type's row gives
+ * what no key says. */
 #include "model/model_config.h"
 
 #include <stdio.h>
@@ -22,23 +22,23 @@
 #define HEAD_DIM_MAX 65536
 #define SHARED_EXPERTS_MAX 64
 
-/* One layer as config.json states it. */
+/* Values for each layer, as config.json states them. */
 typedef struct layer_values {
     uint32_t *experts;
     uint32_t *top_k;
     uint32_t *inner;
     uint32_t *shared_count;
-    uint32_t *shared_inner; /* stated on its own; 0 not */
+    uint32_t *shared_inner; /* if stated separately; otherwise 0 */
     void *storage;
 } layer_values;
 
-/* Keys of a row's marks; a model without a row has none. */
+/* The marks of a type's row; 0 without a row. */
 static uint32_t type_marks(const ep_model_type *type)
 {
     return type == NULL ? 0 : type->marks;
 }
 
-/* Multimodal wrappers keep the language model's keys one or two levels down. */
+/* Multimodal wrappers have the language model's keys one or two levels down. */
 static void enter_text_config(ep_config_reader *reader)
 {
     static const struct {
@@ -62,7 +62,7 @@ static void enter_text_config(ep_config_reader *reader)
     }
 }
 
-/* The language model's own type counts, else that of the whole. */
+/* The language model's own type, or else that of the whole model. */
 static const ep_model_type *read_type(ep_config_reader *reader, json_t *root, ep_model_info *info)
 {
     const char *whole = json_string_value(json_object_get(root, "model_type"));
@@ -123,7 +123,7 @@ static ep_activation read_function(ep_config_reader *reader, const ep_model_type
     return EP_ACT_SILU;
 }
 
-/* A list of limits, one for each layer of the model; 0 is none. */
+/* Reads a list of limits, one per layer of the model; 0 is none. */
 static void read_limits(ep_config_reader *reader, const char *const *keys, uint32_t layers,
                         float *out)
 {
@@ -152,7 +152,7 @@ static void read_limits(ep_config_reader *reader, const char *const *keys, uint3
     }
 }
 
-/* Whether a number or a list of them is there, and not 0. */
+/* Whether the key has a number, or a list of them, that is not 0. */
 static bool says_number(const ep_config_reader *reader, const char *name)
 {
     const char *key = NULL;
@@ -160,12 +160,12 @@ static bool says_number(const ep_config_reader *reader, const char *name)
     return value != NULL && !(json_is_number(value) && json_number_value(value) == 0.0);
 }
 
-/* Numbers of formulas that are not the one. */
+/* Refuses numbers that belong to other formulas. */
 static void refuse_numbers(ep_config_reader *reader, ep_activation formula)
 {
     static const struct {
         const char *key;
-        ep_activation formulas[2]; /* that have it */
+        ep_activation formulas[2]; /* the formulas that have it */
     } numbers[] = {{"activation_situ_beta", {EP_ACT_SITU, EP_ACT_SITU}},
                    {"mlp_gate_softcap", {EP_ACT_SITU, EP_ACT_SITU}},
                    {"swiglu_alpha", {EP_ACT_SWIGLU_OAI, EP_ACT_SWIGLU_OAI}},
@@ -182,7 +182,7 @@ static void refuse_numbers(ep_config_reader *reader, ep_activation formula)
     }
 }
 
-/* The formula and its numbers, by which keys there are; limits of single layers aside. */
+/* Chooses the formula by the keys present and reads its numbers, except limits of single layers. */
 static ep_activation read_formula(ep_config_reader *reader, const ep_model_type *type,
                                   ep_activation_numbers *numbers)
 {
@@ -212,7 +212,7 @@ static ep_activation read_formula(ep_config_reader *reader, const ep_model_type 
     return numbers->limit > 0.0f ? EP_ACT_SWIGLU_LIMIT : EP_ACT_SILU;
 }
 
-/* The activation of all MoE layers and its numbers. */
+/* Reads the activation of all MoE layers and its numbers. */
 static void read_activation(ep_config_reader *reader, const ep_model_type *type,
                             ep_model_info *info)
 {
@@ -307,7 +307,7 @@ static void read_dense_part(ep_config_reader *reader, json_t *root, const ep_mod
         ep_config_u32(reader, KEYS("max_position_embeddings"), 1, POSITIONS_MAX, 0);
     info->dtype = read_dtype(reader, root);
 
-    ep_config_reader rope = *reader; /* newer files keep rope_theta one level down */
+    ep_config_reader rope = *reader; /* newer files have rope_theta one level down */
     json_t *parameters = json_object_get(reader->object, "rope_parameters");
     if (!ep_config_has(reader, KEYS("rope_theta")) && json_is_object(parameters)) {
         rope.object = parameters;
@@ -332,7 +332,7 @@ static ep_err allocate_values(uint32_t layers, layer_values *values)
     return EP_OK;
 }
 
-/* Widths of shared experts by the type's marks where no key states them. */
+/* Widths of shared experts by the type's marks, where no key states them. */
 static void settle_shared(const ep_config_reader *reader, const char *const *count_keys,
                           uint32_t marks, uint32_t layers, layer_values *values)
 {
@@ -472,7 +472,7 @@ ep_err ep_model_config_parse(const char *file, const char *bytes, size_t count,
 
     ep_config_reader reader = {
         .file = file, .prefix = "", .object = root, .error = out_error, .err = EP_OK};
-    /* DBRX keeps its experts' keys there */
+    /* DBRX has its experts' keys there */
     (void)json_object_update_missing(root, json_object_get(root, "ffn_config"));
     enter_text_config(&reader);
     config.type = read_type(&reader, root, &config.info);

@@ -19,14 +19,15 @@
 #define EP_INNER_MAX 1048576
 
 typedef struct ep_model_config {
-    /* all but names, format, version and config_hash; its arrays belong to the config */
+    /* all but names, format, version and config_hash; the config owns its arrays */
     ep_model_info info;
-    const ep_model_type *type; /* NULL: without a row */
-    ep_layer_map layer_map;    /* what keys say; info.moe_layers are its MoE layers */
+    const ep_model_type *type; /* NULL: the type has no row */
+    /* MoE layers by the keys of config.json; info.moe_layers lists them */
+    ep_layer_map layer_map;
     ep_quant_config quant;
-    bool is_quantised;         /* the file says something about that */
+    bool is_quantised;         /* the file has a quantization config */
     bool shared_gate_required; /* the model type's shared expert always has its own gate */
-    bool shared_halved;        /* shared and routed experts are averaged */
+    bool shared_halved;        /* the result is the mean of shared and routed experts */
 } ep_model_config;
 
 /* Errors: BAD_FILE (key, value, allowed range), UNIMPLEMENTED (activation, quantised weights),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening and reading the files of a model directory: see the header for what is refused. */
+/* Opens and reads files of a model directory; the header says what is refused. */
 #include "model/model_files.h"
 
 #include <errno.h>
@@ -15,10 +15,9 @@
 #include "base/check.h"
 #include "model/mirror.h"
 
-/* O_NONBLOCK: opening a pipe without a writer must not hang. It changes nothing for a regular
- * file. */
+/* O_NONBLOCK, because opening a pipe without a writer must not hang. No effect on regular files. */
 #define OPEN_FLAGS (O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)
-/* One pread asks for no more: Linux reads at most 2 GiB at once. */
+/* The most for one pread; Linux reads at most 2 GiB at once. */
 #define READ_PIECE_BYTES ((size_t)1 << 30)
 
 static ep_err errno_to_err(int number)
@@ -45,8 +44,7 @@ static ep_err system_error(ep_error *out_error, const char *verb, const char *na
                         ep_errno_text(number, text));
 }
 
-/* In <root>/snapshots/<revision> with <root>/blobs beside it, links may end anywhere below
- * <root>. */
+/* If path is <root>/snapshots/<revision> and <root>/blobs exists, links may end below <root>. */
 static char *find_root(const char *path)
 {
     const char *revision = strrchr(path, '/');
@@ -154,7 +152,7 @@ static ep_err not_regular(const char *name, mode_t mode, ep_error *out_error)
                         kind_name(mode));
 }
 
-/* Takes fd: it is stored, or closed on failure. */
+/* Takes fd: stores it, or closes it on failure. */
 static ep_err take_file(int fd, const char *name, ep_model_file *out_file, ep_error *out_error)
 {
     struct stat st;
@@ -177,7 +175,7 @@ static ep_err take_file(int fd, const char *name, ep_model_file *out_file, ep_er
 static bool is_below(const char *path, const char *root)
 {
     size_t length = strlen(root);
-    if (length > 0 && root[length - 1] == '/') { /* the root directory itself */
+    if (length > 0 && root[length - 1] == '/') { /* root is "/" */
         return strncmp(path, root, length) == 0;
     }
     return strncmp(path, root, length) == 0 && path[length] == '/';

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Files of a model directory, opened and read without trusting them.
+ * Opens and reads files of a model directory without trusting them.
  *
  * A name is a basename. A regular file is opened without following links. A symbolic link (the
  * Hugging Face cache keeps snapshots/<revision>/<name> -> ../../blobs/<hash>) is resolved once and
  * must end inside the model directory, or inside the cache root: the directory that holds both
  * snapshots/ and blobs/. Directories, pipes and devices are refused. Data is read by pread into
- * memory we own: a file that is cut later gives an error, never SIGBUS.
- *
- * Of a mirror (mirror.h) what is not here yet is fetched before it is read.
+ * memory we own: a file that is truncated later gives an error, never SIGBUS. What a mirror
+ * (mirror.h) lacks is fetched before it is read.
  *
  * Threads  an open file is immutable; reads are safe from any thread.
  */
@@ -26,9 +25,10 @@ struct ep_mirror_file;
 
 typedef struct ep_model_dir {
     int fd;
-    struct ep_mirror *mirror; /* NULL: all files are whole */
-    char *path;               /* resolved */
-    char *root;               /* links must end below it; == path but in a Hugging Face cache */
+    struct ep_mirror *mirror; /* NULL: all files are complete */
+    char *path;               /* with links resolved */
+    /* links must end below it; equal to path except in a Hugging Face cache */
+    char *root;
 } ep_model_dir;
 
 typedef struct ep_model_file {
@@ -37,8 +37,8 @@ typedef struct ep_model_file {
     char name[EP_MODEL_FILE_NAME_BYTES];
     uint64_t bytes;                  /* at open */
     struct timespec modified;        /* at open */
-    struct timespec changed;         /* at open; moves with names and rights too */
-    struct ep_mirror_file *mirrored; /* NULL: it is whole */
+    struct timespec changed;         /* at open; also changes with names and permissions */
+    struct ep_mirror_file *mirrored; /* NULL: the file is complete */
 } ep_model_file;
 
 /* Errors: NOT_FOUND, BAD_FILE (not a directory), IO, NO_MEMORY. */
@@ -52,26 +52,25 @@ bool ep_model_file_name_ok(const char *name);
 /* Errors: NOT_FOUND, BAD_FILE (not a regular file, or a link that leaves the root), IO. */
 ep_err ep_model_file_open(const ep_model_dir *dir, const char *name, ep_model_file *out_file,
                           ep_error *out_error);
-/* The same for a path an operator named: links are followed. */
+/* The same for a path that an operator named; links are followed. */
 ep_err ep_model_file_open_path(const char *path, ep_model_file *out_file, ep_error *out_error);
 void ep_model_file_close(ep_model_file *file);
 
 /* BAD_FILE when size or modification time differ from those at open. */
 ep_err ep_model_file_check_unchanged(const ep_model_file *file, ep_error *out_error);
-/* Exactly bytes from offset. Errors: BAD_FILE (the file ends before), IO. */
+/* Reads exactly bytes from offset. Errors: BAD_FILE (the file ends before), IO. */
 ep_err ep_model_file_read(const ep_model_file *file, uint64_t offset, void *out, size_t bytes,
                           ep_error *out_error);
-/* Fetches what is missing of a range, all of it before the first read. Errors: as
- * ep_mirror_file_need. */
+/* Fetches everything missing of a range, before the first read. Errors: as ep_mirror_file_need. */
 ep_err ep_model_file_need(const ep_model_file *file, uint64_t offset, uint64_t bytes,
                           ep_error *out_error);
 /* Whether a read of a range would fetch nothing. */
 bool ep_model_file_has(const ep_model_file *file, uint64_t offset, uint64_t bytes);
-/* The whole file, plus a zero byte that is not counted; free() it. Errors: BAD_FILE (larger than
- * bytes_max), IO, NO_MEMORY. */
+/* Reads the whole file and appends a zero byte, which is not counted; free() it. Errors: BAD_FILE
+ * (larger than bytes_max), IO, NO_MEMORY. */
 ep_err ep_model_file_read_all(const ep_model_file *file, size_t bytes_max, char **out_bytes,
                               size_t *out_count, ep_error *out_error);
-/* The same of a file that an operator named. */
+/* The same for a path that an operator named. */
 ep_err ep_model_file_read_path(const char *path, size_t bytes_max, char **out_bytes,
                                size_t *out_count, ep_error *out_error);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rows, from the published code of each model: transformers where it has the type, the model's
- * own repository where not. */
+/* The rows, from the published code of each model: transformers where it has the type, otherwise
+ * the model's own repository. */
 #include "model/model_types.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One table of all keys this build knows, and the few of them that are used. */
+/* One table of all keys that this build knows, and the few of them that are used. */
 #include "model/quant_config.h"
 
 #include <ctype.h>
@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "model/json_reader.h"
 
-#define DEPTH_MAX 4 /* of the keys in the table */
+#define DEPTH_MAX 4 /* of keys in the table */
 #define PATH_BYTES 160
 #define LIST_BYTES 240
 
@@ -17,25 +17,24 @@ enum { FP8 = 1, MXFP4 = 2, CT = 4, W8A8 = 8, MODELOPT = 16, GPTQ = 32, AWQ = 64 
 
 static const struct {
     const char *name;
-    unsigned keys; /* of which methods */
+    unsigned keys; /* bits of the methods that have it */
 } methods[] = {{"fp8", FP8},   {"mxfp4", MXFP4}, {"mxfp8", FP8},         {"compressed-tensors", CT},
                {"w8a8", W8A8}, {"ascend", W8A8}, {"modelopt", MODELOPT}, {"gptq", GPTQ},
                {"awq", AWQ}};
 
 /*
- * Keys and their values. {}: an object, whose keys have rows of their own; #: an integer; []: a
- * list of them; -: the key begins with "-:", which takes modules out; else what is allowed, or
- * NULL:
- * whatever it is, no weight means another thing for it. Null is always allowed, of unknown keys
- * too: it is as if the key were not there.
+ * Keys and their allowed values. {}: an object, whose keys have rows of their own; #: an integer;
+ * []: a list of integers; -: the key begins with "-:", which excludes modules; otherwise a list of
+ * words, or NULL: any value, since none changes the meaning of a weight. Null is always allowed,
+ * also for unknown keys: the key then counts as absent.
  */
 static const struct {
     unsigned methods;
-    const char *path; /* a star stands for any one key */
+    const char *path; /* a star stands for any key */
     const char *allowed;
 } keys[] = {
     {~0u, "quant_method", NULL},
-    /* which modules are quantised: their tensors tell */
+    /* which modules are quantised; their tensors show that */
     {FP8 | MXFP4 | W8A8 | AWQ | GPTQ, "modules_to_not_convert", NULL},
     {GPTQ, "dynamic", "{}"},
     {GPTQ, "dynamic.*", "-"},
@@ -50,13 +49,13 @@ static const struct {
     {CT | MODELOPT, "config_groups", "{}"},
     {CT | MODELOPT, "config_groups.*", "{}"},
     {CT | MODELOPT, "config_groups.*.targets", NULL},
-    /* roundings of activations and of the caller's cache */
+    /* rounding of activations and of the caller's cache */
     {FP8 | W8A8, "activation_scheme", NULL},
     {CT | MODELOPT, "config_groups.*.input_activations", NULL},
     {CT | MODELOPT, "config_groups.*.output_activations", NULL},
     {~0u, "kv_cache_scheme", NULL},
     {MODELOPT, "kv_cache_quant_algo", NULL},
-    /* how weights were found, and wishes to whoever loads them */
+    /* how weights were computed, and hints for loaders */
     {FP8 | MXFP4 | CT, "dequantize", NULL},
     {MODELOPT, "producer", NULL},
     {GPTQ | AWQ, "damp_percent", NULL},
@@ -98,7 +97,7 @@ static const struct {
     {CT, "run_compressed", NULL},
     {CT, "config_groups.*.weights.observer", NULL},
     {CT, "config_groups.*.weights.observer_kwargs", NULL},
-    /* what the types and shapes of tensors say too */
+    /* what types and shapes of tensors show too */
     {FP8, "scale_fmt", "float|ue8m0"},
     {FP8, "expert_dtype", "fp8|fp4"},
     {FP8, "fmt", "e4m3|float8_e4m3fn|e4m3fn"},
@@ -118,7 +117,7 @@ static const struct {
     {GPTQ, "sym", "true|false"},
     {GPTQ, "desc_act", "true|false"},
     {AWQ, "desc_act", "false"},
-    {AWQ, "sym", NULL}, /* whoever writes it means another method */
+    {AWQ, "sym", NULL}, /* its presence means another method */
     {AWQ, "zero_point", "true|false"},
     {CT, "format",
      "dense|int-quantized|float-quantized|naive-quantized|pack-quantized|mxfp4-pack-quantized|"
@@ -158,7 +157,7 @@ typedef struct walk {
     size_t depth;
 } walk;
 
-/* Whether a row's path is the walk's, of which it may leave out the last key. */
+/* Whether a row's path equals the walk's, possibly without the last key. */
 static bool is_path(const walk *w, const char *path, size_t depth)
 {
     for (size_t i = 0; i < depth; i++) {
@@ -183,7 +182,7 @@ static void print_path(const walk *w, char out[PATH_BYTES])
     }
 }
 
-/* The last key is none of ours: which are, beside it. */
+/* Refuses an unknown last key, and lists the known ones. */
 static void fail_key(const walk *w)
 {
     char path[PATH_BYTES];
@@ -294,7 +293,7 @@ static void check_object(walk *w, json_t *object)
     json_t *value;
     json_object_foreach(object, key, value)
     {
-        EP_ASSERT(w->depth < DEPTH_MAX); /* deeper than its paths the table has no object */
+        EP_ASSERT(w->depth < DEPTH_MAX); /* the table has no object that is deeper */
         w->at[w->depth++] = key;
         check_key(w, value);
         w->depth--;
@@ -307,8 +306,8 @@ static uint32_t size_of(const json_t *value)
     return number > 0 && number <= UINT32_MAX ? (uint32_t)number : 0;
 }
 
-/* Takes a size up, each once. block: [rows,columns] or NULL; else groups of so many columns, or of
- * whole rows. */
+/* Adds a size, each once. block: [rows,columns] or NULL; then group: its columns, or a whole
+ * row. */
 static void add_size(const walk *w, const json_t *block, const json_t *group,
                      ep_quant_config *config)
 {
@@ -331,7 +330,7 @@ static void add_size(const walk *w, const json_t *block, const json_t *group,
     }
 }
 
-/* Whether a scheme, of weights or of inputs, can be int8. */
+/* Whether a scheme, of weights or inputs, can be int8. */
 static bool is_int8(const json_t *scheme)
 {
     const json_t *bits = json_object_get(scheme, "num_bits");
@@ -340,7 +339,7 @@ static bool is_int8(const json_t *scheme)
            (bits == NULL || json_is_null(bits) || json_integer_value(bits) == 8);
 }
 
-/* Whether a group says, in its name or of its inputs, that activations have 16 bits. */
+/* Whether a group's name or its inputs say that activations have 16 bits. */
 static bool names_wide_inputs(const char *name, const json_t *group)
 {
     static const char bits[] = "A16";
@@ -350,7 +349,7 @@ static bool names_wide_inputs(const char *name, const json_t *group)
            json_integer_value(json_object_get(inputs, "num_bits")) == 16;
 }
 
-/* Whether a row of weights has one scale. */
+/* Whether each row of weights has one scale. */
 static bool is_by_row(const json_t *weights)
 {
     return size_of(json_object_get(weights, "group_size")) == 0 &&
@@ -372,7 +371,7 @@ static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *
     json_t *group;
     const json_t *block = json_object_get(quantised, "weight_block_size");
     const json_t *columns = json_object_get(quantised, "group_size");
-    uint32_t rounds = 0; /* rows of inputs become int8 too: the rule of w8a8 */
+    uint32_t rounds = 0; /* inputs become int8 too, as in w8a8 */
     uint32_t rounds_not = 0;
     uint32_t ordered = 0;
     uint32_t asymmetric = 0;
@@ -408,7 +407,8 @@ static void read_sizes(const walk *w, const json_t *quantised, ep_quant_config *
     config->asymmetric = groups > 0 && asymmetric == groups;
 }
 
-/* What checkpoint_format, or format, says of words. A config without either is of the first. */
+/* What checkpoint_format or format says about the layout of words. Without them it is the first
+ * version. */
 static void read_words(const walk *w, const json_t *quantised, unsigned method,
                        ep_quant_config *config)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The quantization_config of a config.json. Tensors say what their values are; this says what they
- * cannot: how large the groups and blocks are that share a scale. Every key of it is used, or is
- * known to change no weight's meaning, or is refused.
+ * The quantization_config of a config.json. Tensors show what their values are. The config adds
+ * what they do not show: the sizes of groups and blocks that share a scale. Every key is used, or
+ * known not to change the meaning of weights, or refused.
  *
  * Threads  pure.
  */
@@ -14,11 +14,11 @@
 #define EP_QUANT_SIZES_MAX 4
 
 typedef struct ep_quant_size {
-    uint32_t rows;    /* 1 of groups */
-    uint32_t columns; /* 0: all of a row */
+    uint32_t rows;    /* 1 for groups */
+    uint32_t columns; /* 0: a whole row */
 } ep_quant_size;
 
-/* How words of qweight, qzeros and scales are laid out. */
+/* Layout of the words of qweight, qzeros and scales. */
 typedef enum ep_quant_words {
     EP_QUANT_WORDS_NONE,
     EP_QUANT_WORDS_GPTQ,
@@ -27,23 +27,21 @@ typedef enum ep_quant_words {
 } ep_quant_words;
 
 typedef struct ep_quant_config {
-    /* of groups and blocks, each once: those that the config states for some weights */
+    /* sizes of groups and blocks that the config states for some weights, each once */
     ep_quant_size sizes[EP_QUANT_SIZES_MAX];
     uint32_t sizes_count;
     bool wide_inputs;  /* a group names activations of 16 bits (ep_quant_config_read) */
-    bool weights_only; /* no config of w8a8: rows of inputs stay as they are */
+    bool weights_only; /* not a config of w8a8: inputs are not quantised */
     ep_quant_words words;
     bool symmetric;  /* gptq: zero points are the middle of the range */
     bool asymmetric; /* compressed-tensors: integers have zero points */
-    bool has_order;  /* integers' columns are in groups in an order of their own */
+    bool has_order;  /* columns of integers are grouped in an order of their own */
 } ep_quant_config;
 
 /*
- * wide_inputs: the name of a group has A16 in it, as the presets W4A16 and MXFP4A16, or its
- * input_activations have num_bits 16. Without input_activations, or with null, a group asks for
- * nothing.
- *
- * root: of the whole file; the reader may stand one level down. False: the file has none. Errors,
+ * wide_inputs: the name of a group contains A16 (presets W4A16 and MXFP4A16), or its
+ * input_activations have num_bits 16. A group with no or null input_activations does not count.
+ * root: the whole file; the reader may be one level down. False: there is no such config. Errors,
  * kept in the reader: UNIMPLEMENTED (the key, its value, what is allowed).
  */
 bool ep_quant_config_read(ep_config_reader *reader, json_t *root, ep_quant_config *out_config);

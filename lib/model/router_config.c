@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Keys of the router, and the check that no key about experts is left over. */
+/* Reads the router's keys, and checks that no key about experts is left over. */
 #include "model/router_config.h"
 
 #include <stdarg.h>
@@ -22,7 +22,7 @@
 #define BIAS_KEYS                                                                                  \
     "use_expert_bias", "use_routing_bias", "use_moe_router_bias", "moe_router_enable_expert_bias"
 
-/* The first reason counts. */
+/* Keeps the first reason. */
 static void __attribute__((format(printf, 2, 3)))
 give_up(ep_router_info *router, const char *format, ...)
 {
@@ -39,7 +39,7 @@ static bool is_selected_softmax(const ep_router_rule *rule)
     return rule->weight == EP_GATE_SOFTMAX_SELECTED;
 }
 
-/* 0: a word this build does not know. */
+/* 0: an unknown word. */
 static ep_gate_score score_of(const char *word)
 {
     static const struct {
@@ -90,7 +90,7 @@ static void read_scores(ep_config_reader *reader, const ep_router_rule *rule,
 static void read_renormalise(ep_config_reader *reader, const ep_router_rule *rule,
                              ep_router_info *router)
 {
-    /* of a norm; null: none */
+    /* exponent of a norm; null: none */
     const json_t *exponent = json_object_get(reader->object, "moe_normalize_expert_weights");
     const bool by_key = rule->renorm == EP_RENORM_KEY_ON || rule->renorm == EP_RENORM_KEY_OFF;
     const bool otherwise = rule->renorm == EP_RENORM_KEY_ON || rule->renorm == EP_RENORM_ALWAYS;
@@ -123,7 +123,7 @@ static void read_scaling(ep_config_reader *reader, const ep_router_rule *rule,
     }
 }
 
-/* Groups must divide the experts and leave enough to choose from. */
+/* Groups must divide the experts and leave enough experts to choose from. */
 static void check_groups(ep_config_reader *reader, const ep_model_info *info)
 {
     const ep_router_info *router = &info->router;
@@ -167,7 +167,7 @@ static void read_groups(ep_config_reader *reader, const ep_router_rule *rule, ep
     check_groups(reader, info);
 }
 
-/* Ids behind the routed ones. */
+/* Reads the counts of zero and copy experts, whose ids follow the routed ones. */
 static void read_other_experts(ep_config_reader *reader, const ep_router_rule *rule,
                                ep_router_info *router)
 {
@@ -233,11 +233,11 @@ void ep_router_config_read(ep_config_reader *reader, ep_model_config *config)
 
 /* ---- keys left over ---- */
 
-/* All keys with such a part say something about experts or router. */
+/* Every key that contains one of these words is about experts or router. */
 static const char *const parts[] = {"expert", "moe", "rout", "swiglu", "scoring", "score_func"};
 
-/* Those that are read somewhere in this folder, and those that say nothing about what an expert or
- * a router gives: losses, training, precision, parallel layout, and attention's own. */
+/* Keys that this folder reads, and keys that do not change the result of experts or router: about
+ * losses, training, precision, parallel layout, and attention. */
 static const char *const known[] = {
     RENORM_KEYS, SCALING_KEYS, GROUP_KEYS, SCORING_KEYS, BIAS_KEYS, "moe_router_use_sigmoid",
     "moe_normalize_expert_weights", "moe_norm_min", "zero_expert_num", "zero_expert_type",
@@ -255,7 +255,7 @@ static const char *const known[] = {
     "interleave_moe_layer_step", "moe_every_n_layer", "expert_layer_period", "expert_layer_offset",
     "moe_latent_size", "is_moe", "use_moe", "use_mixed_mlp_moe", "enable_moe_block", "swiglu_alpha",
     "swiglu_beta", "swiglu_limit", "swiglu_limits", "swiglu_limits_shared",
-    /* nothing that counts here */
+    /* keys that do not matter here */
     "output_router_logits", "router_aux_loss_coef", "router_z_loss_coef", "router_dtype",
     "router_bias", "router_hidden_size", "router_ignore_padding_tokens",
     "router_load_balancing_type", "moe_router_load_balancing_type", "moe_router_dtype",
@@ -288,7 +288,7 @@ static bool is_known(const char *key)
     return false;
 }
 
-/* null, false, 0, "" and [] switch something off that is off anyhow. */
+/* null, false, 0, "" and [] switch off something that is off anyway. */
 static bool says_nothing(const json_t *value)
 {
     return json_is_null(value) || json_is_false(value) ||

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A safetensors file: its frame is checked here, its header in safetensors_header.c; reads go
- * straight to the caller. */
+/* A safetensors file. Its frame is checked here, its header in safetensors_header.c. Reads go
+ * straight to the caller's memory. */
 #include "model/safetensors.h"
 
 #include <inttypes.h>
@@ -14,22 +14,22 @@
 #include "model/gguf.h"
 
 #define LENGTH_BYTES 8
-/* Pieces of the data that go into a file's identity: two fine-tunes of one model have equal
+/* Samples of the data that go into a file's identity, since fine-tunes of a model have equal
  * headers. */
 #define SAMPLES 16u
 #define SAMPLE_BYTES 4096u
 #define SAMPLE_DIGEST_BYTES 16
 
-/* What was seen of the file since it was opened. */
+/* What is known about the file since it was opened. */
 typedef struct seen_state {
-    /* everything below; fstat too, so that an older look is not taken for a change */
+    /* guards the fields below; held during fstat, so that an old result is no change */
     pthread_mutex_t lock;
     bool is_refused;
-    /* The system's own time, which nobody sets. It moves with names and rights too, so a change of
-     * it alone only has the samples looked at. */
+    /* ctime, which nobody can set. It also changes with names and permissions, so a change of it
+     * alone only makes us compare the samples. */
     struct timespec changed;
-    /* The first state in which the file was found shorter. Only that one is read from: one that
-     * changes again is being written. */
+    /* The first state in which the file was shorter. Only that state is read: a file that changes
+     * again is being written. */
     bool is_cut;
     uint64_t bytes;
     struct timespec modified;
@@ -37,10 +37,10 @@ typedef struct seen_state {
 
 struct ep_safetensors {
     ep_model_file file;
-    seen_state *seen;    /* readers hold the rest const */
-    uint64_t data_begin; /* in the file */
+    seen_state *seen;    /* the only part that readers change */
+    uint64_t data_begin; /* offset in the file */
     ep_safetensors_header header;
-    json_t *keys; /* of GGUF */
+    json_t *keys; /* for GGUF */
     uint8_t identity_digest[EP_SAFETENSORS_DIGEST_BYTES];
     uint8_t head_digest[SAMPLE_DIGEST_BYTES]; /* of the first bytes of the file */
     uint8_t sample_digests[SAMPLES][SAMPLE_DIGEST_BYTES];
@@ -80,7 +80,7 @@ static ep_err read_header_length(const ep_model_file *file, const ep_safetensors
     return EP_OK;
 }
 
-/* Where sample i of the data stands in the file; returns its bytes. */
+/* The offset of sample i of the data in the file; returns its size. */
 static size_t place_sample(const ep_safetensors *self, uint32_t i, uint64_t *out_offset)
 {
     const uint64_t data_bytes = self->file.bytes - self->data_begin;
@@ -117,7 +117,7 @@ static ep_err digest_piece(const ep_safetensors *self, uint64_t offset, uint8_t 
     return EP_OK;
 }
 
-/* Adds evenly spread pieces of the data to the digest, and keeps each one's. */
+/* Adds samples spread over the data to the digest, and keeps a digest of each. */
 static ep_err hash_samples(ep_safetensors *self, EVP_MD_CTX *context, ep_error *out_error)
 {
     uint8_t sample[SAMPLE_BYTES];
@@ -150,8 +150,8 @@ static ep_err hash_identity(ep_safetensors *self, const char *text, size_t bytes
     return err;
 }
 
-/* The head of a GGUF file has no length of its own: it is read in ever larger pieces from the
- * file's beginning, until it is whole. */
+/* The head of a GGUF file does not state its length, so ever larger parts from the file's beginning
+ * are read until it is complete. */
 static ep_err read_gguf(ep_safetensors *self, const ep_safetensors_limits *limits,
                         ep_error *out_error)
 {
@@ -229,7 +229,7 @@ static ep_err read_header(ep_safetensors *self, const ep_safetensors_limits *lim
     return err;
 }
 
-/* Takes file: it is kept, or closed on failure. */
+/* Takes file: keeps it, or closes it on failure. */
 static ep_err open_file(ep_model_file *file, const ep_safetensors_limits *limits,
                         ep_safetensors **out_file, ep_error *out_error)
 {
@@ -338,10 +338,10 @@ const ep_safetensors_tensor *ep_safetensors_find(const ep_safetensors *file, con
 }
 
 /*
- * A file that is only bytes_left long is known to be as it was at open up to *out_end: the end of
- * the last sample that is left, when its head and all samples that are left are as they were. What
- * follows may be of another file that is being written. 0: none is known. An error says only that
- * it could not be read.
+ * For a file that now has only bytes_left: up to *out_end it is known to be as it was at open. That
+ * is the end of the last remaining sample, provided the head and all remaining samples are
+ * unchanged. What follows may belong to another file that is being written. 0: nothing is known. An
+ * error only means that the file could not be read.
  */
 static ep_err find_known_end(const ep_safetensors *self, uint64_t bytes_left, uint64_t *out_end,
                              ep_error *out_error)
@@ -376,8 +376,7 @@ static bool is_same_time(const struct timespec *a, const struct timespec *b)
     return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
 }
 
-/* Lock held. Takes a look at a file that has the size and the time of modification that it had at
- * open. */
+/* Lock held. Checks a file whose size and modification time are as at open. */
 static ep_err look_at_whole(const ep_safetensors *self, seen_state *seen, const struct stat *st,
                             ep_error *out_error)
 {
@@ -387,7 +386,7 @@ static ep_err look_at_whole(const ep_safetensors *self, seen_state *seen, const 
     }
     const ep_err err = find_known_end(self, self->file.bytes, &end, out_error);
     if (err != EP_OK) {
-        return err; /* which may pass: the next read looks again */
+        return err; /* may be temporary: the next read checks again */
     }
     seen->is_refused = end == 0 && self->file.bytes > self->data_begin;
     seen->changed = st->st_ctim;
@@ -395,9 +394,9 @@ static ep_err look_at_whole(const ep_safetensors *self, seen_state *seen, const 
 }
 
 /*
- * BAD_FILE when the file is neither as at open (*out_bytes: its size) nor as when it was first
- * found shorter (*out_bytes: less). Once it was shorter, any other state refuses it for good:
- * something writes to it. So do other bytes under the time it had at open.
+ * BAD_FILE unless the file is as at open (*out_bytes: its size) or as when it was first found
+ * shorter (*out_bytes: what can be read). Once it was shorter, any other state refuses it for good,
+ * since something writes to it. So do changed bytes with the modification time of the open.
  */
 static ep_err check_state(const ep_safetensors *self, uint64_t *out_bytes, ep_error *out_error)
 {
@@ -462,7 +461,7 @@ ep_err ep_safetensors_read_raw(const ep_safetensors *file, uint64_t begin, void 
     uint64_t bytes_before, bytes_after, end;
     ep_err err;
     EP_ASSERT(begin <= file->file.bytes && bytes <= file->file.bytes - begin);
-    do { /* again at most once: when the file was cut meanwhile */
+    do { /* repeats at most once: when the file was truncated meanwhile */
         err = check_state(file, &bytes_before, out_error);
         const bool is_cut = err == EP_OK && bytes_before < file->file.bytes;
         err = is_cut ? find_known_end(file, bytes_before, &end, out_error) : err;

@@ -2,20 +2,19 @@
 /*
  * One safetensors file: 8 bytes of little-endian header length, a JSON header, then the data.
  *
- * The header is believed only after all of this holds:
+ * The header is accepted only if all of this holds:
  *   length   file >= 8 bytes; header length <= limit and <= file; the file ends exactly where the
  *            last tensor ends
- *   JSON     starts with '{', ends with '}' and then spaces only; depth, values, tensors and names
+ *   JSON     starts with '{', ends with '}' and then only spaces; depth, values, tensors and names
  *            are bounded; no duplicate keys, no NUL or control bytes in names, valid UTF-8;
  *            __metadata__ maps strings to strings
  *   entry    exactly dtype, shape, data_offsets; a known dtype; rank <= 8; plain integers
  *            0..2^63-1; shape product x bits checked for overflow; end - begin is exactly that many
  *            bytes
  *   layout   sorted by offset there is neither hole nor overlap, from 0 to the end
- * Tensors may stand at any address: widen with memcpy, never by casting a pointer.
- *
- * A file that begins with GGUF is one of these too: gguf.h says how its head is checked, the rest
- * is alike.
+ * Tensors may be at any address: widen with memcpy, never by casting a pointer.
+ * A file that begins with GGUF is also handled here: gguf.h says how its head is checked, the rest
+ * is the same.
  *
  * Threads  immutable after open; reads from any thread.
  */
@@ -45,7 +44,7 @@ extern const ep_safetensors_limits ep_safetensors_default_limits;
 typedef struct ep_safetensors_tensor {
     const char *name;
     const char *dtype_text; /* as in the file: "BF16", "F8_E4M3" */
-    ep_dtype dtype;         /* NONE for a format we do not compute with */
+    ep_dtype dtype;         /* NONE for a type that we do not compute with */
     uint32_t rank;
     uint64_t shape[EP_TENSOR_RANK_MAX];
     uint64_t begin; /* relative to the data */
@@ -60,8 +59,8 @@ typedef struct ep_safetensors_header {
 } ep_safetensors_header;
 
 /*
- * Checks header bytes against data_bytes of data that follow. Pure: this is what the fuzzer drives.
- * file names the file in messages. Errors: BAD_FILE, NO_MEMORY; *out_header is then untouched.
+ * Checks header bytes against the data_bytes of data that follow. Pure; the fuzzer calls it. file:
+ * name of the file in messages. Errors: BAD_FILE, NO_MEMORY; *out_header is then untouched.
  */
 ep_err ep_safetensors_header_parse(const char *file, const char *bytes, size_t count,
                                    uint64_t data_bytes, const ep_safetensors_limits *limits,
@@ -82,22 +81,22 @@ struct json_t;
 ep_err ep_safetensors_open(const ep_model_dir *dir, const char *name,
                            const ep_safetensors_limits *limits, ep_safetensors **out_file,
                            ep_error *out_error);
-/* The same for a path an operator named; links are followed. */
+/* The same for a path that an operator named; links are followed. */
 ep_err ep_safetensors_open_path(const char *path, const ep_safetensors_limits *limits,
                                 ep_safetensors **out_file, ep_error *out_error);
 void ep_safetensors_close(ep_safetensors *file);
 
 const char *ep_safetensors_name(const ep_safetensors *file);
-/* Of a GGUF file: its keys (gguf.h); else NULL. */
+/* Keys of a GGUF file (gguf.h); otherwise NULL. */
 const struct json_t *ep_safetensors_keys(const ep_safetensors *file);
-/* Of the open file; false when the system says nothing. */
+/* Status of the open file; false when fstat fails. */
 bool ep_safetensors_stat(const ep_safetensors *file, struct stat *out_status);
 uint64_t ep_safetensors_bytes(const ep_safetensors *file);
-/* SHA-256 of the header and of pieces spread over the data: what tells one file from another
- * without reading all of it. */
+/* SHA-256 of the header and of samples spread over the data: tells files apart without reading them
+ * whole. */
 const uint8_t *ep_safetensors_identity_digest(const ep_safetensors *file);
 size_t ep_safetensors_count(const ep_safetensors *file);
-/* index < count, in name order. */
+/* index < count; ordered by name. */
 const ep_safetensors_tensor *ep_safetensors_at(const ep_safetensors *file, size_t index);
 const ep_safetensors_tensor *ep_safetensors_find(const ep_safetensors *file, const char *name);
 
@@ -106,14 +105,14 @@ static inline size_t ep_safetensors_tensor_bytes(const ep_safetensors_tensor *te
     return (size_t)(tensor->end - tensor->begin);
 }
 
-/* Exactly bytes of the tensor from offset; offset + bytes <= its size. Errors: BAD_FILE (file
- * changed since open), IO. Of a file that has only lost its end, what is left can be read. */
+/* Reads exactly bytes of the tensor from offset; offset + bytes <= its size. Errors: BAD_FILE (file
+ * changed since open), IO. If the file was only truncated, the remaining part can be read. */
 ep_err ep_safetensors_read(const ep_safetensors *file, const ep_safetensors_tensor *tensor,
                            size_t offset, void *out, size_t bytes, ep_error *out_error);
-/* The same by the place in the file, head and all. */
+/* The same by offset in the file, including the head. */
 ep_err ep_safetensors_read_raw(const ep_safetensors *file, uint64_t begin, void *out, size_t bytes,
                                ep_error *out_error);
-/* Of a mirror: fetches what a read needs, all of it before the read; whether it is here. */
+/* For a mirror: fetches all that a read needs, before the read; whether it is all here. */
 ep_err ep_safetensors_need(const ep_safetensors *file, const ep_safetensors_tensor *tensor,
                            size_t offset, size_t bytes, ep_error *out_error);
 bool ep_safetensors_has_raw(const ep_safetensors *file, uint64_t begin, size_t bytes);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The safetensors header parser: every rule of safetensors.h, in the order in which it can be
- * checked. */
+/* The parser of safetensors headers: every rule of safetensors.h, in the order of checking. */
 #include "model/safetensors.h"
 
 #include <inttypes.h>
@@ -11,7 +10,7 @@
 #include "model/json_reader.h"
 
 #define HEADER_DEPTH_MAX 4
-/* An entry of rank 8 has 3 members, 8 + 2 elements and their brackets: below 24 values. */
+/* An entry of rank 8 has 3 members, 8 + 2 elements and their brackets: fewer than 24 values. */
 #define VALUES_PER_TENSOR 24
 #define METADATA_KEY "__metadata__"
 
@@ -55,7 +54,7 @@ const ep_safetensors_limits ep_safetensors_default_limits = {
     .tensors_max = EP_SAFETENSORS_TENSORS_MAX,
 };
 
-/* Where we are, for messages. */
+/* The present place, for messages. */
 typedef struct place {
     const char *file;
     const char *tensor;
@@ -63,7 +62,7 @@ typedef struct place {
     ep_error *error;
 } place;
 
-/* Fills the error with "<file>: tensor <name>: " and what follows, and gives BAD_FILE. */
+/* Sets the error "<file>: tensor <name>: ..." and returns BAD_FILE. */
 #define BAD_ENTRY(at, format, ...)                                                                 \
     ep_error_set((at)->error, EP_ERR_BAD_FILE, "%s: tensor %.200s: " format, (at)->file,           \
                  (at)->tensor, __VA_ARGS__)
@@ -263,7 +262,7 @@ static int compare_offsets(const void *a, const void *b)
     if (x->begin != y->begin) {
         return x->begin < y->begin ? -1 : 1;
     }
-    if (x->end != y->end) { /* an empty tensor shares the offset of the one that follows */
+    if (x->end != y->end) { /* an empty tensor has the offset of the next one */
         return x->end < y->end ? -1 : 1;
     }
     return strcmp(x->name, y->name);
@@ -312,7 +311,7 @@ static ep_err check_layout(const char *file, const ep_safetensors_header *header
     return EP_OK;
 }
 
-/* Room for the tensors and their names. */
+/* Allocates the tensors and their names. */
 static ep_err allocate(const char *file, json_t *root, const ep_safetensors_limits *limits,
                        ep_safetensors_header *header, ep_error *out_error)
 {
@@ -326,7 +325,7 @@ static ep_err allocate(const char *file, json_t *root, const ep_safetensors_limi
     }
     json_object_foreach(root, key, value)
     {
-        names_bytes += strlen(key) + 1; /* bounded by the header's own length */
+        names_bytes += strlen(key) + 1; /* bounded by the length of the header */
     }
     header->tensors = calloc(tensors > 0 ? tensors : 1, sizeof(header->tensors[0]));
     header->names = malloc(names_bytes);
@@ -367,7 +366,8 @@ static ep_err read_entries(const char *file, json_t *root, uint64_t data_bytes,
     return EP_OK;
 }
 
-/* The frame around the object: '{' first, '}' last, then spaces only. Gives the object's length. */
+/* Checks that the object starts with '{' and ends with '}', followed only by spaces. Returns the
+ * object's length. */
 static ep_err check_frame(const char *file, const char *bytes, size_t count, size_t *out_count,
                           ep_error *out_error)
 {

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The safetensors writer: checks first, then a temporary file that takes the name only when it is
- * complete.
- */
+/* Writes safetensors: checks first, then a temporary file, which is renamed when complete. */
 #include "model/safetensors_writer.h"
 
 #include <errno.h>
@@ -47,7 +45,7 @@ static ep_err check_name(const ep_named_tensor *named, ep_error *out_error)
     return EP_OK;
 }
 
-/* Gives the size in bytes. */
+/* Returns the size in bytes. */
 static ep_err check_tensor(const ep_named_tensor *named, size_t *out_bytes, ep_error *out_error)
 {
     const ep_tensor *tensor = &named->tensor;
@@ -95,7 +93,8 @@ static int compare_order(const void *a, const void *b)
     const ep_named_tensor *y = *(const ep_named_tensor *const *)b;
     size_t x_bytes = ep_dtype_bytes(x->tensor.dtype);
     size_t y_bytes = ep_dtype_bytes(y->tensor.dtype);
-    if (x_bytes != y_bytes) { /* wide elements first: then every tensor is aligned to its element */
+    /* wide elements first, so that every tensor is aligned to its elements */
+    if (x_bytes != y_bytes) {
         return x_bytes > y_bytes ? -1 : 1;
     }
     return strcmp(x->name, y->name);
@@ -130,7 +129,7 @@ static ep_err add_metadata(json_t *root, const ep_metadata_pair *metadata, size_
     return EP_OK;
 }
 
-/* Checks every tensor and lays them out in order. */
+/* Checks every tensor and assigns offsets in this order. */
 static ep_err build_header(const ep_named_tensor *const *order, size_t count, json_t *root,
                            ep_error *out_error)
 {
@@ -183,7 +182,7 @@ static ep_err encode_header(const json_t *root, char **out_bytes, size_t *out_co
     return EP_OK;
 }
 
-/* One run of contiguous bytes at a time, rows in order. */
+/* Writes contiguous bytes at a time, rows in order. */
 static bool write_rows(FILE *file, const ep_tensor *tensor, uint32_t dimension, const uint8_t *at)
 {
     size_t count = (size_t)tensor->shape[dimension];
@@ -237,8 +236,7 @@ static ep_err write_error(const char *path, const char *verb, ep_error *out_erro
                         "%s: cannot %s: %s", path, verb, strerror_r(number, text, sizeof(text)));
 }
 
-/* The new name must reach the disk too; a file system that cannot sync a directory is left at
- * that. */
+/* Makes the new name durable. A file system that cannot sync a directory is ignored. */
 static void sync_directory(const char *path)
 {
     char folder[PATH_MAX];
@@ -296,7 +294,7 @@ ep_err ep_safetensors_write(const char *path, const ep_named_tensor *tensors, si
     }
     for (size_t i = 0; err == EP_OK && i < tensors_count; i++) {
         order[i] = &tensors[i];
-        err = check_name(order[i], out_error); /* before names are compared */
+        err = check_name(order[i], out_error); /* checked before names are compared */
     }
     if (err == EP_OK && metadata_count > 0) {
         err = add_metadata(root, metadata, metadata_count, out_error);

@@ -18,9 +18,9 @@ typedef struct ep_metadata_pair {
 } ep_metadata_pair;
 
 /*
- * Writes path in whole or not at all: a temporary file in the same directory, fsync, rename. An
- * existing file is replaced. Borrows everything for the call. metadata may be NULL. Errors:
- * INVALID_ARGUMENT (name, dtype, rank, stride, duplicate), UNIMPLEMENTED (memory kind), IO,
+ * Writes the whole file or nothing: to a temporary file in the same directory, then fsync and
+ * rename. An existing file is replaced. Borrows everything for the call. metadata may be NULL.
+ * Errors: INVALID_ARGUMENT (name, dtype, rank, stride, duplicate), UNIMPLEMENTED (memory kind), IO,
  * NO_MEMORY. Threads: any, also for the same path (the last one wins).
  */
 ep_err ep_safetensors_write(const char *path, const ep_named_tensor *tensors, size_t tensors_count,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading the shard index. The JSON tree is kept, because it holds the names. */
+/* Reads the shard index. The JSON tree is kept, because it owns the names. */
 #include "model/shard_index.h"
 
 #include <stdlib.h>

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * model.safetensors.index.json: which shard holds which tensor. Only file names in the model's own
- * directory
- * are taken. Threads  immutable after parse.
+ * model.safetensors.index.json: which shard holds which tensor. Shards must be plain file names in
+ * the model's own directory.
+ *
+ * Threads  immutable after parse.
  */
 #ifndef EP_MODEL_SHARD_INDEX_H
 #define EP_MODEL_SHARD_INDEX_H
@@ -16,8 +17,8 @@
 #define EP_MODEL_SHARDS_MAX 1024
 
 typedef struct ep_shard_entry {
-    const char *tensor; /* storage of the index */
-    uint32_t shard;     /* into shards */
+    const char *tensor; /* owned by the index */
+    uint32_t shard;     /* index into shards */
 } ep_shard_entry;
 
 typedef struct ep_shard_index {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Types and shapes of tensors against what is wanted of them; the errors name file, tensor, what it
- * is and what is allowed.
+ * Checks types and shapes of tensors; errors name file, tensor, what it is and what is allowed.
  *
  * Threads  pure.
  */
@@ -10,13 +9,13 @@
 
 #include "model/checkpoint_private.h"
 
-/* Dimensions and how many there are, as two arguments; EP_DIMS_NONE of a tensor without any. */
+/* Dimensions and their number, as two arguments; EP_DIMS_NONE for a tensor without dimensions. */
 #define EP_DIMS(...)                                                                               \
     ((const uint64_t[]){__VA_ARGS__}), sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t)
 #define EP_DIMS_NONE ((const uint64_t *)NULL), 0
 
 bool ep_tensor_is_float(ep_dtype dtype); /* bf16, f16, f32 */
-/* type: as the file writes it, "F8_E4M3". */
+/* type: as in the file, "F8_E4M3". */
 bool ep_tensor_has_type(const ep_checkpoint_entry *entry, const char *type);
 bool ep_tensor_has_shape(const ep_checkpoint_entry *entry, const uint64_t *dims, size_t rank);
 /* BAD_FILE. */
@@ -26,7 +25,7 @@ ep_err ep_tensor_check_shape(const ep_checkpoint_entry *entry, const uint64_t *d
                              ep_error *out_error);
 ep_err ep_tensor_type_error(const ep_checkpoint_entry *entry, const char *allowed,
                             ep_error *out_error);
-/* rows 0: a vector, stored as [columns] or [1,columns]; a plain type, dtype if that is not NONE. */
+/* rows 0: a vector, stored as [columns] or [1,columns]. The type: plain, and dtype unless NONE. */
 ep_err ep_tensor_check_plain(const ep_checkpoint_entry *entry, uint64_t rows, uint64_t columns,
                              ep_dtype dtype, ep_error *out_error);
 

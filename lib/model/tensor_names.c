@@ -21,7 +21,7 @@ static const ep_layer_place places[] = {
     {"transformer.", "blocks", ""},
     {"", "blk", ""},
 };
-/* An encoder's layers, then a decoder's. */
+/* Places of an encoder's layers and a decoder's. */
 static const ep_layer_place pairs[][2] = {
     {{"model.encoder.", "layers", ""}, {"model.decoder.", "layers", ""}},
     {{"encoder.", "block", "layer.1."}, {"decoder.", "block", "layer.2."}},
@@ -46,9 +46,8 @@ typedef struct shared_spelling {
     const char *const *words;
 } shared_spelling;
 
-/* "<block>.<index><E>.<word>.<part>", or without a block tensors of a layer, which <words> name;
- * "<word><end>" are their plain values, and their other parts stand behind a dot where an end
- * does. */
+/* "<block>.<index><E>.<word>.<part>". Without a block: tensors of a layer, named by <words>.
+ * "<word><end>" are their plain values; for other parts, a dot and the part replace the end. */
 typedef struct expert_spelling {
     const char *block;
     const char *index;
@@ -59,17 +58,17 @@ typedef struct expert_spelling {
 
 typedef struct family_names {
     ep_name_family family;
-    expert_spelling experts[SPELLINGS_MAX]; /* ends where words are NULL */
+    expert_spelling experts[SPELLINGS_MAX]; /* terminated by NULL words */
     bool may_transpose;
     bool flat;
-    shared_spelling shared[SPELLINGS_MAX]; /* ends at a NULL stem */
+    shared_spelling shared[SPELLINGS_MAX]; /* terminated by a NULL stem */
     const char *shared_gate;
-    const char *routers[OTHERS_MAX];       /* ends at NULL */
-    const char *router_biases[OTHERS_MAX]; /* ends at NULL */
+    const char *routers[OTHERS_MAX];       /* terminated by NULL */
+    const char *router_biases[OTHERS_MAX]; /* terminated by NULL */
     const char *router_factors;
     const char *router_table;
-    /* what names of the experts' block have in them; NULL: they begin as those of up do, up to the
-     * first dot */
+    /* text that names of the experts' block contain; NULL: they begin as those of up, up to a
+     * dot */
     const char *mark;
 } family_names;
 
@@ -152,7 +151,7 @@ static const family_names families[] = {
         .router_factors = "router.per_expert_scale",
     },
     {
-        .family = EP_NAMES_N7, /* told from N3 by its blocks or biases */
+        .family = EP_NAMES_N7, /* differs from N3 by its blocks or biases */
         .experts = {FUSED("mlp.experts", "gate_up_proj", "down_proj")},
         .may_transpose = true,
         .shared_gate = "mlp.shared_expert_gate.weight",
@@ -287,7 +286,7 @@ void ep_tensor_name_expert(const ep_tensor_names *names, uint32_t layer, uint32_
                            ep_matrix matrix, const char *part, char out_name[EP_TENSOR_NAME_BYTES])
 {
     const expert_spelling *s = spelling(names);
-    /* two-matrix experts: no tensor is called so */
+    /* experts of two matrices: no tensor has this name */
     const char *word = s->words[matrix] == NULL ? "(none)" : s->words[matrix];
     char tail[EP_TENSOR_NAME_BYTES];
     if (s->block != NULL) {
@@ -364,9 +363,9 @@ bool ep_tensor_name_router_table(const ep_tensor_names *names, uint32_t layer,
     return single_name(names, table(names)->router_table, layer, out_name);
 }
 
-/* ---- what a tensor is ---- */
+/* ---- the role of a tensor ---- */
 
-/* What follows the start; NULL when text does not begin with it. */
+/* The rest of text after start; NULL when text does not begin with it. */
 static const char *after(const char *text, const char *start)
 {
     const size_t length = strlen(start);
@@ -384,7 +383,7 @@ static const char *after_number(const char *text, uint32_t *out_number)
     return end;
 }
 
-/* The part of the name behind the layer's number and infix; NULL when the place is another one. */
+/* The part of the name after the layer's number and infix; NULL if the place is another. */
 static const char *tail_at(const ep_layer_place *place, const char *name, uint32_t *out_number)
 {
     const char *at = after(after(after(name, place->prefix), place->stem), ".");
@@ -403,7 +402,7 @@ static const char *tail_of(const ep_tensor_names *names, const char *name, uint3
     return tail;
 }
 
-/* Whether rest is a whole word and then nothing, or a dot or underscore and more. */
+/* Whether rest is empty, or goes on with a dot or underscore. */
 static bool ends_word(const char *rest)
 {
     return rest != NULL && (*rest == '\0' || *rest == '.' || *rest == '_');
@@ -489,7 +488,8 @@ static bool has_expert(const ep_tensor_names *names, uint32_t layer, uint32_t ex
 {
     static const char *const parts[] = {"weight", "weight_packed", "qweight", "blocks"};
     char name[EP_TENSOR_NAME_BYTES];
-    const bool only_up = table(names)->mark != NULL; /* its spellings share the name of down */
+    /* all its spellings have the same name for down */
+    const bool only_up = table(names)->mark != NULL;
     for (ep_matrix m = only_up ? EP_MATRIX_UP : 0; m < (only_up ? EP_MATRIX_DOWN : EP_MATRIX_COUNT);
          m++) {
         for (size_t p = 0; p < EP_ARRAY_COUNT(parts); p++) {
@@ -502,8 +502,8 @@ static bool has_expert(const ep_tensor_names *names, uint32_t layer, uint32_t ex
     return false;
 }
 
-/* One missing expert must not hide the family: every expert of the first MoE layer counts, and
- * expert 0 of the others. */
+/* A missing expert must not hide the family: tries all experts of the first MoE layer, expert 0 of
+ * others. */
 static bool has_any_expert(const ep_tensor_names *names, const ep_model_info *info,
                            ep_tensor_exists_func exists, void *arg)
 {
@@ -533,7 +533,7 @@ static ep_err nothing_found(const ep_model_info *info, ep_error *out_error)
         layer, layer, layer);
 }
 
-/* N3 and N7 share their names: blocks or biases tell. */
+/* N3 and N7 have the same names; only N7 has blocks or biases. */
 static bool has_blocks_or_biases(const ep_tensor_names *names, const ep_model_info *info,
                                  ep_tensor_exists_func exists, void *arg)
 {
@@ -551,7 +551,7 @@ static bool has_blocks_or_biases(const ep_tensor_names *names, const ep_model_in
     return false;
 }
 
-/* Any family at this place. */
+/* Tries all families at this place. */
 static bool probe_place(ep_tensor_names names, const ep_model_info *info,
                         ep_tensor_exists_func exists, void *arg, bool alternates,
                         ep_tensor_names *out_names)

@@ -22,8 +22,8 @@
 typedef struct block_shape {
     uint32_t columns;
     uint32_t bytes;
-    uint32_t factor_at; /* f16 d */
-    uint32_t second_at; /* f16 dmin; where d is: none */
+    uint32_t factor_at; /* offset of f16 d */
+    uint32_t second_at; /* offset of f16 dmin; equal to factor_at: there is none */
 } block_shape;
 
 static const block_shape shapes[] = {
@@ -60,7 +60,7 @@ ep_err ep_weight_check_blocks(const ep_plan_matrix *m, const ep_plan_run *run, c
     return EP_OK;
 }
 
-/* Part j of eight, and its minimum, of 6 bits each. */
+/* Part j of eight, 6 bits, and its minimum. */
 static uint8_t part_of(const uint8_t *packed, size_t j)
 {
     return (uint8_t)(j < 4 ? packed[j] & 63u
@@ -73,7 +73,7 @@ static uint8_t minimum_of(const uint8_t *packed, size_t j)
                            : (uint32_t)(packed[j + 4] >> 4) | (uint32_t)(packed[j] >> 6) << 4);
 }
 
-/* count bytes: their lower halves, then their upper ones. */
+/* The lower halves of count bytes, then the upper ones. */
 static void take_halves(const uint8_t *from, size_t count, uint8_t *codes)
 {
     for (size_t j = 0; j < count; j++) {
@@ -82,7 +82,7 @@ static void take_halves(const uint8_t *from, size_t count, uint8_t *codes)
     }
 }
 
-/* The codes of a block, as the format keeps them, a byte each. */
+/* The codes of a block, as in our format, a byte each. */
 static void take_codes(ep_block_type type, const uint8_t *block, uint8_t *codes)
 {
     uint32_t bits;
@@ -116,7 +116,7 @@ static void take_codes(ep_block_type type, const uint8_t *block, uint8_t *codes)
             codes[k] |= (uint8_t)((block[16 + k % 32] >> k / 32 & 1) << 4);
         }
         return;
-    default: /* Q6_K: two halves of 128 columns, of each four times 32 */
+    default: /* Q6_K: two halves of 128 columns, each of four times 32 */
         take_halves(block, 64, codes);
         take_halves(block + 64, 64, codes + 128);
         for (size_t k = 0; k < 256; k++) {
@@ -126,7 +126,7 @@ static void take_codes(ep_block_type type, const uint8_t *block, uint8_t *codes)
     }
 }
 
-/* 4-bit codes, a multiple of eight, two to a byte. */
+/* Packs 4-bit codes two to a byte; their number is a multiple of eight. */
 static void pair_codes(const uint8_t *codes, size_t count, uint8_t *to)
 {
     for (size_t k = 0; k < count; k += 8) {
@@ -179,7 +179,7 @@ void ep_weight_unpack_blocks(const ep_plan_matrix *m, const uint8_t *from, uint8
     const size_t row_bytes = ep_weight_row_bytes(format, m->columns);
     const size_t blocks = m->columns / shape->columns;
     const size_t groups = shape->columns / ep_weight_group_columns(format);
-    uint8_t codes[EP_SCALE_BLOCK]; /* the most columns of a block */
+    uint8_t codes[EP_SCALE_BLOCK]; /* the largest block */
     for (size_t n = 0; n < m->rows; n++) {
         const uint8_t *block = from + (m->first + n * m->step) * blocks * shape->bytes;
         uint8_t *row = values + n * row_bytes;

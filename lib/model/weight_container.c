@@ -8,7 +8,7 @@
 
 #define VALUE_TYPES "BF16, F16, F32, F8_E4M3, I8, U8, I32; of GGUF also " EP_BLOCK_TYPES
 
-/* A matrix whose container is being told. */
+/* A matrix whose container is being determined. */
 typedef struct matrix {
     const ep_quant_config *quant;
     const ep_weight_tensors *t;
@@ -68,7 +68,7 @@ static bool is_per_row(const ep_checkpoint_entry *entry, uint64_t rows)
            ep_tensor_has_shape(entry, EP_DIMS(rows));
 }
 
-/* [rows,groups], or [groups,rows] of a container that is transposed. */
+/* [rows,groups], or [groups,rows] if the container is transposed. */
 static ep_scale_layout layout_of_groups(const matrix *m, ep_weight_scales kind, uint32_t group,
                                         uint64_t groups, bool transposed)
 {
@@ -80,8 +80,8 @@ static ep_scale_layout layout_of_groups(const matrix *m, ep_weight_scales kind, 
 }
 
 /*
- * Columns of a group where a row has `groups` of them: the size that the config states and that
- * gives so many; where it states none, 32 or all. 0: none of these, or more than one.
+ * Columns per group where a row has `groups` of them: the size stated by the config that gives this
+ * number; if none is stated, 32 or the whole row. 0: no size matches, or several do.
  */
 static uint32_t group_of(const matrix *m, uint64_t groups)
 {
@@ -104,9 +104,9 @@ static uint32_t group_of(const matrix *m, uint64_t groups)
 }
 
 /*
- * The form of integers. Groups of 128 columns, or several times as many, or of a whole row, become
- * groups of 128; others that 32 divides, groups of 32. It hangs on no size of the matrix: an
- * expert's matrices are all in one form.
+ * The form of integers. Groups of 128 columns, of a multiple of 128, or of a whole row become
+ * groups of 128; other multiples of 32 become groups of 32. This does not depend on a matrix's
+ * size, so that all matrices of an expert have one form.
  */
 static ep_err integer_form(const matrix *m, uint32_t group, bool has_zeros, ep_weight_container *c)
 {
@@ -130,7 +130,7 @@ static ep_err integer_form(const matrix *m, uint32_t group, bool has_zeros, ep_w
     return EP_OK;
 }
 
-/* Scales of rows, or of groups of their columns; out_groups: of a row. */
+/* Scales of rows, or of groups of their columns; out_groups: groups per row. */
 static ep_err integer_scales(const matrix *m, ep_scale_layout *out_layout, uint32_t *out_group,
                              uint64_t *out_groups)
 {
@@ -162,7 +162,7 @@ static ep_err integer_scales(const matrix *m, ep_scale_layout *out_layout, uint3
     return EP_OK;
 }
 
-/* compressed-tensors, packed: words of 4 or 8 bits. */
+/* Packed values of compressed-tensors: words of 4-bit or 8-bit codes. */
 static ep_err make_packed(const matrix *m, ep_weight_container *c)
 {
     const ep_checkpoint_entry *values = m->t->values;
@@ -171,7 +171,7 @@ static ep_err make_packed(const matrix *m, ep_weight_container *c)
     const bool is_bytes = ep_tensor_has_shape(values, EP_DIMS(m->rows, parts_of(m->columns, 4)));
     uint32_t group = 0;
     uint64_t groups = 0;
-    if (is_nibbles == is_bytes) { /* neither, or a row of a single word */
+    if (is_nibbles == is_bytes) { /* matches neither, or a row is a single word and matches both */
         return ep_tensor_shape_error(values, EP_DIMS(m->rows, parts_of(m->columns, 8)), m->error);
     }
     c->bits = is_nibbles ? 4 : 8;
@@ -189,7 +189,7 @@ static ep_err make_packed(const matrix *m, ep_weight_container *c)
     return err != EP_OK ? err : integer_form(m, group, zeros != NULL, c);
 }
 
-/* int8 as it is. With a scale for each row and no word against it inputs are int8 too. */
+/* Plain int8. With one scale per row, and nothing in the config against it, inputs are int8 too. */
 static ep_err make_int8(const matrix *m, ep_weight_container *c)
 {
     const ep_checkpoint_entry *zeros = m->t->zeros;
@@ -211,8 +211,8 @@ static ep_err make_int8(const matrix *m, ep_weight_container *c)
     return err != EP_OK ? err : integer_form(m, group, zeros != NULL, c);
 }
 
-/* Blocks of f8: one that the config states, else 128 x 128. False: scales of another shape, or the
- * first of several. */
+/* Block of f8: the stated size, or else 128 x 128. False: other shape of scales, or several sizes
+ * match. */
 static bool block_of(const matrix *m, uint32_t *rows, uint32_t *columns)
 {
     int found = 0;
@@ -239,8 +239,7 @@ static bool block_of(const matrix *m, uint32_t *rows, uint32_t *columns)
                                                                  parts_of(m->columns, *columns)));
 }
 
-/* Whether the config leaves open, or says of some weights, that a row or all of the matrix has one
- * scale. */
+/* Whether the config states, or leaves open, that a row or the whole matrix has one scale. */
 static bool may_share_rows(const matrix *m)
 {
     bool is_stated = m->quant->sizes_count == 0;
@@ -267,8 +266,7 @@ static ep_err make_f8_blocks(const matrix *m, uint32_t rows, uint32_t columns,
     return EP_OK;
 }
 
-/* A scale for each of 32 columns of a row, or for 32 rows and columns: mxfp8, whose rows may share
- * their scales. */
+/* mxfp8: a scale for 32 columns of a row, or for 32 rows and columns, so that rows share scales. */
 static bool make_mxfp8(const matrix *m, ep_weight_container *c)
 {
     const uint64_t groups = parts_of(m->columns, EP_MX_GROUP);
@@ -284,7 +282,7 @@ static bool make_mxfp8(const matrix *m, ep_weight_container *c)
     return true;
 }
 
-/* f8e4m3 with whatever scales there are: types and shapes tell which. */
+/* f8e4m3 with any scales; types and shapes show which. */
 static ep_err make_f8(const matrix *m, ep_weight_container *c)
 {
     const ep_checkpoint_entry *scales = m->t->scales;
@@ -314,7 +312,7 @@ static ep_err make_f8(const matrix *m, ep_weight_container *c)
                                  m->error);
 }
 
-/* Two codes of e2m1 to a byte: mxfp4, or nvfp4 by the type of its scales. */
+/* Two codes of e2m1 per byte: mxfp4 or nvfp4, by the type of the scales. */
 static ep_err make_e2m1(const matrix *m, ep_weight_container *c)
 {
     const ep_checkpoint_entry *scales = m->t->scales;
@@ -346,8 +344,8 @@ static ep_err make_e2m1(const matrix *m, ep_weight_container *c)
     return err;
 }
 
-/* Of so many bits, packed down columns of GPTQ, or along rows of AWQ: [groups, rows] scales, and
- * zero points likewise. */
+/* Words of codes: packed down columns (GPTQ), or along rows (AWQ). Scales are [groups, rows], and
+ * so are zero points. */
 static ep_err make_words(const matrix *m, ep_weight_container *c)
 {
     const ep_checkpoint_entry *values = m->t->values;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the tensors of one quantised matrix are together, by their types and shapes: the form its
- * weights get in memory (base/expert_form.h), and where each number of it stands in the file.
+ * What the tensors of one quantised matrix contain, by their types and shapes: the form of its
+ * weights in memory (base/expert_form.h), and where each number is in the file.
  *
  * Threads  pure.
  */
@@ -30,17 +30,17 @@ typedef enum ep_zero_packing {
 
 #define EP_SHARED_BY_ALL UINT32_MAX
 
-/* The scale of weight [n,k] is number n / rows * row_step + k / columns * column_step of its
+/* The scale of weight [n,k] is element n / rows * row_step + k / columns * column_step of its
  * tensor. */
 typedef struct ep_scale_layout {
     ep_weight_scales kind;
-    uint32_t rows;    /* that share one; EP_SHARED_BY_ALL */
-    uint32_t columns; /* likewise */
+    uint32_t rows;    /* rows that share a scale; EP_SHARED_BY_ALL */
+    uint32_t columns; /* columns that share a scale; EP_SHARED_BY_ALL */
     size_t row_step;
     size_t column_step;
 } ep_scale_layout;
 
-/* Blocks of GGUF that are read. */
+/* The types of GGUF blocks that can be read. */
 #define EP_BLOCK_TYPES "Q4_0, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4"
 typedef enum ep_block_type {
     EP_BLOCK_NONE,
@@ -60,23 +60,22 @@ typedef struct ep_weight_container {
     ep_scale_layout scales;
     ep_zero_packing zeros;
     int32_t zero_bias;   /* added to stored zero points */
-    bool zeros_are_none; /* the form has no offsets: all must be 0 */
+    bool zeros_are_none; /* the form has no offsets, so all zero points must be 0 */
     bool factor_divides;
     ep_block_type block; /* of EP_PACKING_BLOCKS */
 } ep_weight_container;
 
-/* Those that there are; values always. */
+/* The tensors that exist; there are always values. */
 typedef struct ep_weight_tensors {
     const ep_checkpoint_entry *values;
     const ep_checkpoint_entry *scales;
     const ep_checkpoint_entry *zeros;
     const ep_checkpoint_entry *factor;
     bool factor_divides;
-    bool are_words; /* qweight, qzeros, scales */
+    bool are_words; /* the tensors qweight, qzeros and scales */
 } ep_weight_tensors;
 
-/* Whether the tensor's type is a block of GGUF; then it needs no other tensors. Its shape is not
- * looked at. */
+/* Whether the tensor's type is a block of GGUF, which needs no other tensors. Ignores its shape. */
 bool ep_weight_container_of_blocks(const ep_checkpoint_entry *values,
                                    ep_weight_container *out_container);
 /* Errors: BAD_FILE, UNIMPLEMENTED, NOT_FOUND: file, tensor, what it is, what is allowed. */

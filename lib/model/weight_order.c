@@ -17,7 +17,7 @@ static ep_err damaged(const ep_plan_run *run, const char *what, uint32_t column,
                         ep_safetensors_name(run->entry->shard), run->entry->name, what, column);
 }
 
-/* A stable sort by group. next [groups]: room. */
+/* A stable sort by group. next [groups]: scratch memory. */
 static ep_err sort_columns(const ep_plan_run *run, const uint8_t *raw, uint32_t columns,
                            uint32_t group_columns, uint32_t *next, uint32_t *out_columns,
                            ep_error *out_error)
@@ -71,7 +71,7 @@ static ep_err read_order(const ep_expert_plan *plan, const ep_plan_matrix *m, co
     return EP_OK;
 }
 
-/* Whether gate's columns and up's are in one order: x is put into it once. */
+/* Whether the columns of gate and up have the same order: x is reordered only once. */
 static bool are_alike(const uint32_t *a, const uint32_t *b, uint32_t count)
 {
     return a == b || (a != NULL && b != NULL && memcmp(a, b, count * sizeof(*a)) == 0);
@@ -109,7 +109,7 @@ void ep_weight_orders_fini(ep_weight_orders *orders)
     *orders = (ep_weight_orders){{NULL}};
 }
 
-/* array[i] = array[order[i]]. room: as large. */
+/* array[i] = array[order[i]]. room: as large as array. */
 static void order_rows(uint8_t *array, size_t rows, size_t row_bytes, const uint32_t *order,
                        uint8_t *room)
 {
@@ -122,7 +122,7 @@ static void order_rows(uint8_t *array, size_t rows, size_t row_bytes, const uint
     }
 }
 
-/* The same of the columns of a row of integer codes. room: of as many bytes as columns. */
+/* The same for the columns of a row of integer codes. room: a byte per column. */
 static void order_codes(ep_weight_format format, uint8_t *row, size_t columns,
                         const uint32_t *order, uint8_t *room)
 {

@@ -16,10 +16,10 @@
 #define LANES 8
 #define ROUND_MAGIC 12582912.0f /* 1.5 * 2^23: the adder rounds to an integer */
 
-/* GROUP values, behind a row's end zeros, and what becomes of them. */
+/* GROUP values, with zeros beyond the end of a row, and what they become. */
 typedef struct group {
     float values[GROUP];
-    float back[GROUP]; /* what the code means */
+    float back[GROUP]; /* the values of the codes */
     uint8_t codes[GROUP];
     float amax;
 } group;
@@ -31,7 +31,7 @@ static const ep_weight_quant quants[] = {
     {"q4_k", EP_WEIGHTS_Q4_K, 65504.0f * 63.0f, 0.25},
 };
 
-/* Where the next scales go, in the arrays of base/expert_form.h. */
+/* Where the next scales go in the arrays of base/expert_form.h. */
 typedef struct scale_places {
     uint8_t *scales;
     uint8_t *minima;
@@ -63,7 +63,7 @@ const ep_weight_quant *ep_weight_quant_find(const char *name)
 
 static void set_greatest(group *g)
 {
-    /* magnitudes have no sign bit, and every instruction set compares signed words */
+    /* signed, since every instruction set compares signed words, and magnitudes have no sign bit */
     int32_t bits = 0;
     for (int i = 0; i < GROUP; i++) {
         const int32_t magnitude = (int32_t)(ep_f32_bits(g->values[i]) & 0x7fffffffu);
@@ -104,7 +104,7 @@ static void to_int8(group *g, uint8_t *out_scale)
     memcpy(out_scale, &half, sizeof(half));
 }
 
-/* ---- formats of four bits: several scales are tried ---- */
+/* ---- 4-bit formats: several scales are tried ---- */
 
 /* floor(log2(amax)), at least -126. */
 static int exponent_of(float amax)
@@ -118,7 +118,7 @@ static float power_of_two(int exponent)
     return ep_f32_from_bits((uint32_t)(exponent + 127) << 23);
 }
 
-/* Squared error of values [GROUP] under a scale of either sign. */
+/* Squared error of values [GROUP] under a scale of any sign. */
 static float int4_error(const float *values, float scale)
 {
     const float inverse = scale != 0 ? 1.0f / scale : 0;
@@ -175,14 +175,14 @@ static void to_int4(group *g, uint8_t *out_scale)
     memcpy(out_scale, &half, sizeof(half));
 }
 
-/* The magnitude's code, of 0 .5 1 1.5 2 3 4 6. */
+/* The code of a magnitude; codes mean 0 .5 1 1.5 2 3 4 6. */
 static inline int e2m1_of(float magnitude)
 {
     return (magnitude > 0.25f) + (magnitude >= 0.75f) + (magnitude > 1.25f) + (magnitude >= 1.75f) +
            (magnitude > 2.5f) + (magnitude >= 3.5f) + (magnitude > 5.0f);
 }
 
-/* Its value: of code 2 e + m (1 + m / 2) 2^(e - 1), without the 1 where e is 0. */
+/* The value of a code: code 2 e + m means (1 + m / 2) 2^(e - 1), without the 1 where e is 0. */
 static inline float e2m1_value(int code)
 {
     const float normal = ep_f32_from_bits((uint32_t)(code + 252) << 22);
@@ -211,7 +211,7 @@ static void to_mxfp4(group *g, uint8_t *out_scale)
     for (int i = 0; i < GROUP; i++) {
         scaled[i] = g->values[i] * forth;
     }
-    /* e8m0 ends at 2^-127 */
+    /* the least e8m0 scale is 2^-127 */
     const bool is_twice = exponent < -125 || e2m1_error(scaled, 2.0f) < e2m1_error(scaled, 4.0f);
     const float inverse = is_twice ? 2.0f : 4.0f;
     for (int i = 0; i < GROUP; i++) {
@@ -233,9 +233,10 @@ typedef struct line {
 } line;
 
 #define LINE_STEPS 2
-#define LINE_SCALE_MIN 0x1p-30f /* below, a part is 0 anyway; and 1 / scale stays finite */
+/* below this a part is 0 anyway, and above it 1 / scale is finite */
+#define LINE_SCALE_MIN 0x1p-30f
 
-/* codes [GROUP] under the line; their squared error. */
+/* Writes the codes [GROUP] for the line and returns their squared error. */
 static float line_codes(const float *values, line by, float *codes)
 {
     const float inverse = by.scale >= LINE_SCALE_MIN ? 1.0f / by.scale : 0;
@@ -254,8 +255,8 @@ static float line_codes(const float *values, line by, float *codes)
     return lanes_sum(lanes);
 }
 
-/* The line with the least squared error for these codes, of those whose minimum is not below 0.
- * False: all codes are equal. */
+/* The line with the least squared error for these codes and a minimum of 0 or more. False: all
+ * codes are equal. */
 static bool fit_line(const float *values, const float *codes, line *out_line)
 {
     float lanes[4][LANES] = {{0}};
@@ -273,7 +274,7 @@ static bool fit_line(const float *values, const float *codes, line *out_line)
     const float q = lanes_sum(lanes[1]);
     const float qx = lanes_sum(lanes[2]);
     const float qq = lanes_sum(lanes[3]);
-    const float determinant = (float)GROUP * qq - q * q; /* of whole numbers: exact */
+    const float determinant = (float)GROUP * qq - q * q; /* whole numbers, so it is exact */
     if (determinant == 0) {
         return false;
     }
@@ -316,7 +317,7 @@ static line best_line(const float *values)
     return best;
 }
 
-/* What parts up to 63 are multiplied by: an f16, as a file of GGUF has it. */
+/* The factor of parts up to 63: an f16, as in a GGUF file. */
 static float factor_of(float greatest)
 {
     const float factor = greatest / 63.0f;
@@ -341,8 +342,9 @@ static float sum(const float *values)
     return lanes_sum(lanes);
 }
 
-/* codes [GROUP] under the line that is stored; the part of its minimum. A scale that is not the one
- * found wants another minimum: where a few groups are large, others' scales become nothing. */
+/* Writes codes [GROUP] for the line as it is stored; returns the part of its minimum. The stored
+ * scale differs from the one found, so another minimum may be better: where a few groups have large
+ * scales, those of others become 0. */
 static uint8_t settle_minimum(const float *values, line found, line factor, line inverse,
                               line *stored, float *codes)
 {
@@ -361,7 +363,7 @@ static uint8_t settle_minimum(const float *values, line found, line factor, line
     return part;
 }
 
-/* groups [count] of one block. */
+/* Quantises the groups [count] of one block. */
 static void to_q4_k(group *groups, uint32_t count, scale_places *to)
 {
     line lines[BLOCK_GROUPS];
@@ -423,7 +425,7 @@ static void put_codes(const group *g, bool are_nibbles, size_t bytes, uint8_t *o
     }
 }
 
-/* errors, squares: of `count` columns. */
+/* errors, squares: for `count` columns. */
 static void add_errors(const group *g, uint32_t count, double *errors, double *squares)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -449,13 +451,13 @@ static void find_refused(const ep_weight_quant *quant, const group *g, uint32_t 
                          ep_weight_quant_result *out_result)
 {
     int i = 0;
-    while (fabsf(g->values[i]) <= quant->value_max) { /* false of NaN */
+    while (fabsf(g->values[i]) <= quant->value_max) { /* false for NaN */
         i++;
     }
     *out_result = (ep_weight_quant_result){.column = column + (uint32_t)i, .value = g->values[i]};
 }
 
-/* errors: of the columns, then their squares. False: a value is refused. */
+/* errors: those of the columns, then their squares. False: a value is refused. */
 static bool quantize_row(const ep_weight_quant *quant, ep_dtype dtype, const uint8_t *values,
                          uint32_t columns, uint8_t *codes, scale_places *scales, double *errors,
                          ep_weight_quant_result *out_refused)

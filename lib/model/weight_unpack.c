@@ -41,28 +41,27 @@ static uint32_t read_word(const uint8_t *raw, size_t i)
     return word;
 }
 
-/* Where one of eight is among the nibbles of a word of AWQ. */
+/* The bit position of element i of eight in a word of AWQ. */
 static uint32_t awq_shift(size_t i)
 {
     static const uint8_t places[8] = {0, 4, 1, 5, 2, 6, 3, 7};
     return 4u * places[i % 8];
 }
 
-/* Code number i of a run of words, the lowest first. */
+/* Code number i in a run of words, the lowest bits first. */
 static uint32_t read_packed(const uint8_t *raw, uint32_t bits, size_t i)
 {
     const size_t each = 32 / bits;
     return read_word(raw, i / each) >> (bits * (i % each)) & ((1u << bits) - 1u);
 }
 
-/* Number of the scale of weight [n,k]. */
+/* Index of the scale of weight [n,k]. */
 static size_t scale_index(const ep_scale_layout *layout, size_t n, size_t k)
 {
     return n / layout->rows * layout->row_step + k / layout->columns * layout->column_step;
 }
 
-/* The zero point of weight [n,k]; its own tensors are laid out as the scales are, but for
- * packing. */
+/* The zero point of weight [n,k]. Its tensor has the layout of the scales, except for packing. */
 static int32_t read_zero(const ep_plan_matrix *m, const uint8_t *raw, size_t n, size_t k)
 {
     const ep_weight_container *c = &m->container;
@@ -87,7 +86,8 @@ static int32_t read_zero(const ep_plan_matrix *m, const uint8_t *raw, size_t n, 
     }
 }
 
-/* Columns that share a number in the file and in memory both: the shorter of both groups. */
+/* The number of columns that share a number both in file and memory: the smaller of the two
+ * groups. */
 static size_t common_group(const ep_plan_matrix *m)
 {
     const size_t ours = ep_weight_group_columns(m->container.format);
@@ -131,8 +131,8 @@ static ep_err check_scales(const ep_expert_plan *plan, const ep_plan_matrix *m, 
     return EP_OK;
 }
 
-/* Zero points: none where the form has none; else a byte, and a scale whose product with it is
- * exact in f32. */
+/* Checks zero points: there must be none if the form has no offsets; otherwise each fits a byte,
+ * and its product with the scale is exact in f32. */
 static ep_err check_zeros(const ep_expert_plan *plan, const ep_plan_matrix *m, uint8_t *const *raw,
                           ep_error *out_error)
 {
@@ -180,7 +180,7 @@ ep_err ep_weight_check_numbers(const ep_expert_plan *plan, const ep_plan_matrix 
     return err != EP_OK ? err : check_zeros(plan, m, raw, out_error);
 }
 
-/* Whether the file's scales are the block that memory has. */
+/* Whether the file's scales already are the block of the form in memory. */
 static bool has_scales_in_place(const ep_plan_matrix *m)
 {
     const ep_weight_format format = m->container.format;
@@ -232,7 +232,7 @@ static void take_columns(const ep_plan_matrix *m, const uint8_t *from, size_t el
     }
 }
 
-/* Words of int8 plus 128. */
+/* Unpacks words of int8 plus 128. */
 static void take_bytes(const ep_plan_matrix *m, const uint8_t *from, uint8_t *to)
 {
     const size_t row_bytes = 4 * (((size_t)m->columns + 3) / 4);
@@ -243,7 +243,7 @@ static void take_bytes(const ep_plan_matrix *m, const uint8_t *from, uint8_t *to
     }
 }
 
-/* Codes packed down the columns, or along them as AWQ does, to rows. */
+/* Unpacks codes from words down the columns, or along rows as in AWQ, to rows. */
 static void take_words(const ep_plan_matrix *m, const uint8_t *from, uint8_t *to)
 {
     enum { SQUARE = 64 };
@@ -282,7 +282,7 @@ void ep_weight_unpack_values(const ep_plan_matrix *m, const uint8_t *from, uint8
     }
 }
 
-/* A scale in the width that memory has. */
+/* Writes a scale in the width of the form in memory. */
 static void put_scale(ep_weight_scales ours, ep_weight_scales theirs, const uint8_t *from, size_t i,
                       uint8_t *to)
 {
@@ -334,7 +334,7 @@ void ep_weight_unpack_bias(const ep_expert_plan *plan, const ep_plan_matrix *m, 
 {
     const size_t element = ep_dtype_bytes(plan->bias_dtype);
     ep_plan_matrix rows = *m;
-    if (plan->runs[m->bias].bytes == m->rows * element) { /* of the matrix alone */
+    if (plan->runs[m->bias].bytes == m->rows * element) { /* only for this matrix */
         rows.first = 0;
         rows.step = 1;
     }
