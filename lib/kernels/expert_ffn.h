@@ -40,7 +40,7 @@
 #include "base/expert_form.h"
 #include "expertd/tensor.h"
 
-/* What fixes every rounding. Equal families give equal bits, whatever computes them. */
+/* The rule that fixes each rounding. With equal families, all kernels give equal bits. */
 typedef enum ep_ffn_family {
     EP_FFN_FAMILY_PORTABLE, /* this header */
     EP_FFN_FAMILY_BF16DP,   /* bf16 weights and formats with groups: kernels/bf16dp.h */
@@ -56,14 +56,14 @@ static inline const char *ep_ffn_family_name(ep_ffn_family family)
     return names[family];
 }
 
-/* Whether dot products go over pairs of bf16. */
+/* Whether its dot products are over pairs of bf16. */
 static inline bool ep_ffn_family_has_pairs(ep_ffn_family family)
 {
     return family == EP_FFN_FAMILY_BF16DP || family == EP_FFN_FAMILY_BF16ODD;
 }
 
-/* Whether weights of this format can be computed with the family; `portable` has all. An expert has
- * one family: its formats' both. */
+/* Whether the family can compute weights of this format; `portable` can compute all. An expert has
+ * one family, which must have both of its formats. */
 static inline bool ep_ffn_family_has(ep_ffn_family family, ep_weight_format format)
 {
     switch (family) {
@@ -83,7 +83,7 @@ static inline bool ep_ffn_family_has(ep_ffn_family family, ep_weight_format form
 
 typedef ep_expert_source ep_ffn_source;
 
-/* One row: its own addresses, so rows of many callers ride one pass over the weights. */
+/* One row with its own addresses, so that rows of many callers share one pass over the weights. */
 typedef struct ep_ffn_row {
     const void *x; /* [H] of x_dtype, any alignment */
     float x_scale; /* x is i8: x[i] * x_scale; else ignored */
@@ -101,24 +101,23 @@ typedef struct ep_ffn_batch {
     bool weight_on_input;
 } ep_ffn_batch;
 
-/* Groups of a row in family w4a8. */
+/* Number of groups of a row in family w4a8. */
 static inline uint32_t ep_ffn_w4a8_groups(uint32_t columns)
 {
     return (columns + EP_MX_GROUP - 1) / EP_MX_GROUP;
 }
 
-/* Floats of scratch that ep_ffn_reference needs: one widened row and one inner row, and scales of
- * their groups. */
+/* Floats of scratch for ep_ffn_reference: one widened row, one inner row, and their groups'
+ * scales. */
 static inline size_t ep_ffn_reference_scratch_floats(uint32_t hidden, uint32_t inner)
 {
     return (size_t)hidden + inner + ep_ffn_w4a8_groups(hidden) + ep_ffn_w4a8_groups(inner);
 }
 
-/* The family in plain loops: the judge of every other form. scratch: see above, not shared with
- * another call.
- */
+/* The family in plain loops; every other form is compared with it. scratch: see above, not shared
+ * with another call. */
 void ep_ffn_reference(const ep_ffn_source *source, const ep_ffn_batch *batch, float *scratch);
-/* The same for any family that has source->format. */
+/* The same for any family that supports source->format. */
 void ep_ffn_reference_of(ep_ffn_family family, const ep_ffn_source *source,
                          const ep_ffn_batch *batch, float *scratch);
 

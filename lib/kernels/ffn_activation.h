@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Activations of family `portable`: what stands between gate, up and down, one value at a time and
- * without branches. A file that runs these in a plain loop gets vector code from the compiler, and
- * the same bits: every step is one IEEE operation, contraction is off.
+ * Activations of family `portable`, between gate, up and down: one value at a time, without
+ * branches. In a plain loop the compiler turns them into vector code with the same bits: every step
+ * is one IEEE operation, and contraction is off.
  *
- * exp is base/numeric.h's. erf and tanh are ours: a polynomial near 0, beyond it 1 minus an
- * exponential. The coefficients are Chebyshev interpolants of the functions in double precision;
- * each form errs by less than 4 ulp of its value.
+ * exp is base/numeric.h's. erf and tanh are ours: a polynomial near 0, and 1 minus an exponential
+ * beyond. The coefficients are Chebyshev interpolants of the functions in double precision; the
+ * error of each is less than 4 ulp of its value.
  */
 #ifndef EP_KERNELS_FFN_ACTIVATION_H
 #define EP_KERNELS_FFN_ACTIVATION_H
@@ -66,7 +66,7 @@ static inline float ep_act_gelu_tanh(float x)
     return 0.5f * x * (1.0f + ep_act_tanh(inner * 0x1.988454p-1f)); /* sqrt(2 / pi) */
 }
 
-/* NaN passes. */
+/* NaN is passed on. */
 static inline float ep_act_min(float x, float limit)
 {
     return x > limit ? limit : x;
@@ -78,13 +78,13 @@ static inline float ep_act_clamp(float x, float limit)
     return y < -limit ? -limit : y;
 }
 
-/* What stands for the limit in ep_act_one. */
+/* The limit for ep_act_one. */
 static inline float ep_act_limit(const ep_activation_numbers *numbers)
 {
     return numbers->limit > 0.0f ? numbers->limit : INFINITY;
 }
 
-/* kind is a constant in loops. limit: INFINITY when there is none. g is ignored without a gate. */
+/* kind is a constant in loops. limit: INFINITY for none. Without a gate, g is ignored. */
 static inline __attribute__((always_inline)) float
 ep_act_one(ep_activation kind, float alpha, float beta, float limit, float g, float u)
 {
@@ -119,8 +119,8 @@ ep_act_one(ep_activation kind, float alpha, float beta, float limit, float g, fl
 }
 
 /*
- * ep_ffn_kernel.activate: one loop per kind, so that each becomes vector code of the file that has
- * it, and goes over many rows, so that the steps of one row run beside those of others. The gate is
+ * ep_ffn_kernel.activate: a loop for each kind, so that each becomes vector code of the including
+ * file's instruction set, over many rows, so that the steps of several rows overlap. The gate is
  * not read where there is none.
  */
 static inline void ep_act_rows(ep_activation activation, const ep_activation_numbers *numbers,

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One element in, one element out: widening to f32 and the one rounding at the end, shared by all
- * forms of the family. */
+/* Widens an element to f32, and rounds a result once; shared by all families and kernels. */
 #ifndef EP_KERNELS_FFN_ELEMENT_H
 #define EP_KERNELS_FFN_ELEMENT_H
 
@@ -52,14 +51,14 @@ static inline float ep_ffn_read_e8m0(uint8_t code)
     return ep_f32_from_bits(code == 0 ? 0x00400000u : (uint32_t)code << 23);
 }
 
-/* A weight's code of f8e4m3, exactly. NaN codes do not occur; they would count as 480. */
+/* The exact value of an f8e4m3 code of a weight. NaN codes do not occur (they would be 480). */
 static inline float ep_ffn_weight_f8(uint8_t code)
 {
     uint32_t bits = ((uint32_t)(int32_t)(int8_t)code << 20) & 0x87f00000u;
     return ep_f32_from_bits(bits) * 0x1p120f;
 }
 
-/* A code of e2m1, exactly: 0 .5 1 1.5 2 3 4 6, the top bit is the sign. */
+/* The exact value of an e2m1 code: 0 .5 1 1.5 2 3 4 6, the top bit is the sign. */
 static inline float ep_ffn_weight_e2m1(uint32_t code)
 {
     static const float values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
@@ -114,14 +113,14 @@ static inline float ep_ffn_read_scale(ep_weight_scales scales, const void *from,
     }
 }
 
-/* A scale of two levels, and an offset, from what there is of them (base/expert_form.h). */
+/* A two-level scale, and an offset, from their parts (base/expert_form.h). */
 static inline float ep_ffn_join_offset(ep_weight_offsets offsets, float scale, uint8_t code,
                                        float factor)
 {
     return offsets == EP_OFFSETS_ZERO ? scale * (float)(int8_t)code : (float)code * factor;
 }
 
-/* Of a row's group of columns. scales: the block of the matrix [rows,columns]. */
+/* The scale of a row's group of columns. scales: the block of the matrix [rows,columns]. */
 static inline float ep_ffn_weight_scale(ep_weight_format format, const void *scales, uint32_t rows,
                                         uint32_t columns, size_t row, uint32_t group)
 {
@@ -143,7 +142,7 @@ static inline float ep_ffn_weight_scale(ep_weight_format format, const void *sca
                                      row * blocks + group * group_columns / EP_SCALE_BLOCK);
 }
 
-/* Likewise; of formats with offsets. */
+/* The offset, likewise; only for formats with offsets. */
 static inline float ep_ffn_weight_offset(ep_weight_format format, const void *scales, uint32_t rows,
                                          uint32_t columns, size_t row, uint32_t group)
 {
@@ -163,8 +162,8 @@ static inline float ep_ffn_weight_offset(ep_weight_format format, const void *sc
     return ep_ffn_join_offset(kind, scale, at[row * groups + group], factor);
 }
 
-/* The scale of a row of x under w8a8. magnitude: the bits of the greatest |x|, which order as the
- * values do. */
+/* The scale of a row of x in w8a8. magnitude: bits of the greatest |x|, which order like the
+ * values. */
 static inline float ep_ffn_int8_scale(uint32_t magnitude)
 {
     return magnitude >= 0x7f800000u ? NAN : ep_f32_from_bits(magnitude) / 127.0f;
@@ -178,9 +177,8 @@ static inline int8_t ep_ffn_int8_round(float x, float scale)
     return (int8_t)q;
 }
 
-/* As ep_f32_to_bf16 but for NaN, in a form compilers turn into vector code: every output passes
- * through here.
- */
+/* As ep_f32_to_bf16 except for NaN, in a form that compilers turn into vector code: every output
+ * passes through here. */
 static inline uint16_t ep_ffn_round_bf16(float y)
 {
     uint32_t u = ep_f32_bits(y);

@@ -61,8 +61,8 @@ static inline void ep_ffn_int8_rows(const ep_ffn_batch *batch, uint32_t first_ro
     }
 }
 
-/* ep_ffn_kernel.int8_panel over the sums of one chunk: sums [rows][EP_FFN_PANEL], 64-byte aligned,
- * is only written. */
+/* ep_ffn_kernel.int8_panel from a function that makes the sums of one chunk: sums
+ * [rows][EP_FFN_PANEL], 64-byte aligned, is only written. */
 static inline __attribute__((always_inline)) void
 ep_ffn_int8_panel_of(void (*chunk_sums)(const int8_t *a, uint32_t rows, const uint8_t *panel,
                                         uint32_t quads, int32_t *sums),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weights of one expert from row-major matrices into panels; the layout is stated in ffn_kernel.h
- * and ffn_pass.h. */
+/* Packs the weights of one expert from row-major matrices into panels; ffn_kernel.h and ffn_pass.h
+ * describe the layout. */
 #include <string.h>
 
 #include "base/check.h"
@@ -53,7 +53,7 @@ size_t ep_ffn_packed_bytes(const ep_ffn_source *source, ep_ffn_family family)
                        EP_FFN_ALIGN);
 }
 
-/* The matrix rows that become one panel's outputs; missing ones are NULL and packed as zeros. */
+/* The matrix rows that become one panel's outputs; a missing row is NULL and packed as zeros. */
 typedef struct {
     ep_ffn_family family;
     ep_weight_format format;
@@ -61,11 +61,11 @@ typedef struct {
     uint32_t columns;
     const uint8_t *rows[EP_FFN_PANEL]; /* by output */
     const void *scales[EP_FFN_PANEL];  /* of the row's matrix */
-    uint32_t index[EP_FFN_PANEL];      /* of the row in its matrix */
+    uint32_t index[EP_FFN_PANEL];      /* index of the row in its matrix */
 } panel_rows;
 
-/* Outputs first_output..first_output + width - 1 of the panel are matrix rows first_row.. as far as
- * there are any. */
+/* Makes matrix rows from first_row on, as far as there are any, outputs first_output..first_output
+ * + width - 1 of the panel. */
 static void set_rows(panel_rows *panel, const void *matrix, const void *scales, uint32_t rows_count,
                      uint32_t first_row, uint32_t first_output, uint32_t width)
 {
@@ -80,8 +80,7 @@ static void set_rows(panel_rows *panel, const void *matrix, const void *scales, 
     }
 }
 
-/* Lines are written one after the other; the 64 rows read beside each other stay in the nearest
- * cache. */
+/* Writes one line after the other; the 64 rows read in parallel stay in the nearest cache. */
 static void write_plain(const panel_rows *panel, uint8_t *to)
 {
     const ep_dtype dtype = ep_weight_format_dtype(panel->format);
@@ -110,8 +109,8 @@ enum { GROUP_MOST = 128 }; /* columns */
 EP_WEIGHTS_MAP(CHECK_GROUP)
 #undef CHECK_GROUP
 
-/* The bytes of columns first..first + n - 1 of each row's codes; columns that are missing have the
- * code of zero. */
+/* The bytes of columns first..first + n - 1 of each row's codes; missing columns get a zero's
+ * code. */
 static void take_group(const panel_rows *panel, uint32_t first, uint32_t n, uint8_t zero,
                        uint8_t codes[EP_FFN_PANEL][GROUP_MOST])
 {
@@ -129,7 +128,7 @@ static void take_group(const panel_rows *panel, uint32_t first, uint32_t n, uint
     }
 }
 
-/* Eight 4-bit codes of a row to the four bytes of w4a8: code j below code j + 4. */
+/* Packs eight 4-bit codes of a row into the four bytes of w4a8: code j below code j + 4. */
 static uint32_t fold_codes(uint32_t codes)
 {
     uint32_t below = codes & 0xffffu;
@@ -141,7 +140,7 @@ static uint32_t fold_codes(uint32_t codes)
     return below | above << 4;
 }
 
-/* To the places of ep_ffn_code_slot, a byte's two codes at once. */
+/* Writes to the positions of ep_ffn_code_slot, both codes of a byte at once. */
 static void write_nibbles(ep_ffn_family family, uint8_t codes[EP_FFN_PANEL][GROUP_MOST],
                           uint32_t group, uint8_t *to)
 {
@@ -186,7 +185,7 @@ static void write_wide_scales(const panel_rows *panel, uint32_t g, uint8_t *to)
     }
 }
 
-/* Group g's part of the scales and offsets, in the width the format keeps them. */
+/* Writes group g's scales or parts and offsets, in the width of the format. */
 static void write_scales(const panel_rows *panel, uint32_t g, uint8_t *to)
 {
     const ep_scale_arrays arrays =
@@ -202,7 +201,7 @@ static void write_scales(const panel_rows *panel, uint32_t g, uint8_t *to)
         const size_t at = panel->index[o] * groups + g;
         if (panel->rows[o] == NULL) {
             if (kind == EP_SCALES_E8M0) {
-                to[o] = 127; /* 1.0: one that takes a kernel's short way */
+                to[o] = 127; /* 1.0, which takes the kernels' fast path */
             }
             continue;
         }
@@ -215,7 +214,7 @@ static void write_scales(const panel_rows *panel, uint32_t g, uint8_t *to)
     }
 }
 
-/* What parts are multiplied by, of one EP_SCALE_BLOCK columns. */
+/* The factors of parts for one EP_SCALE_BLOCK of columns. */
 static void write_factors(const panel_rows *panel, size_t block, uint8_t *to)
 {
     const ep_scale_arrays arrays =
@@ -283,7 +282,7 @@ static void write_int8(const panel_rows *panel, uint8_t *to)
     memcpy(to + EP_FFN_PANEL * sizeof(float), sums, sizeof(sums));
 }
 
-/* Pairs of bf16; beside an odd last one stands a zero. */
+/* Writes pairs of bf16; an odd last member is paired with a zero. */
 static void write_pairs(const panel_rows *panel, uint8_t *to)
 {
     const size_t row_bytes = 2 * (size_t)panel->columns;
@@ -314,7 +313,7 @@ static void write_panel(const panel_rows *panel, uint8_t *to)
     }
 }
 
-/* to[panel][first_output + j] = bias[panel * width + j]; where there is none -0, which changes no
+/* to[panel][first_output + j] = bias[panel * width + j], or -0 where there is none: it changes no
  * sum, not even -0. */
 static void write_bias(const void *bias, ep_dtype dtype, uint32_t count, uint32_t width,
                        uint32_t first_output, float *to)
@@ -423,6 +422,6 @@ void ep_ffn_pack(const ep_ffn_source *source, ep_ffn_family family, void *memory
         memcpy(end, source->places, sizes.places_bytes);
         end += sizes.places_bytes;
     }
-    /* goes to disks with the rest */
+    /* the padding is written to disk with the rest */
     memset(end, 0, ep_ffn_packed_bytes(source, family) - (size_t)(end - gate_up));
 }

@@ -13,8 +13,8 @@
 
 #define WIDEN_BLOCK 64 /* inputs widened at a time */
 
-/* Takes memory for a part of the scratch: its place, or just its size when there is no scratch
- * yet. */
+/* Takes memory for a part of the scratch. Returns its place; without scratch only counts the
+ * size. */
 static void *take(uint8_t *scratch, size_t *used, size_t bytes)
 {
     void *part = scratch == NULL ? NULL : scratch + *used;
@@ -22,7 +22,7 @@ static void *take(uint8_t *scratch, size_t *used, size_t bytes)
     return part;
 }
 
-/* Gives a pass its parts of the scratch; returns the bytes of them all. */
+/* Gives a pass its parts of the scratch; returns the bytes of all. */
 static size_t place(ep_ffn_pass *pass, const ep_ffn_packed *weights, size_t rows, void *scratch)
 {
     size_t used = 0;
@@ -70,7 +70,7 @@ void ep_ffn_pass_init(ep_ffn_pass *pass, const ep_ffn_kernel *kernel, const ep_f
     place(pass, weights, batch->rows_count, scratch);
 }
 
-/* One chain per row, all rows of the chunk side by side. */
+/* One chain per row, computed for all rows of the chunk in parallel. */
 static void shared_gate_chunk(const ep_ffn_packed *weights, const float *a, uint32_t rows,
                               float *share)
 {
@@ -89,7 +89,7 @@ static void shared_gate_chunk(const ep_ffn_packed *weights, const float *a, uint
     }
 }
 
-/* The same of rows that are rounded to int8 and not laid out as floats. */
+/* The same for rows that are rounded to int8, which have no floats in the kernel's layout. */
 static void shared_gate_rows(const ep_ffn_pass *pass, const ep_ffn_batch *batch, uint32_t first_row,
                              uint32_t rows, float *share)
 {
@@ -134,7 +134,7 @@ static void lay(const float *h, uint32_t rows, uint32_t count, float *a)
     }
 }
 
-/* A chunk's rows widened, each input in its place; out_rows and out_batch have them then. */
+/* Widens a chunk's rows and puts each input in its place; out_rows and out_batch refer to them. */
 static void place_rows(const ep_ffn_pass *pass, size_t first_row, uint32_t rows,
                        ep_ffn_row out_rows[EP_FFN_CHUNK_ROWS], ep_ffn_batch *out_batch)
 {
@@ -162,7 +162,7 @@ void ep_ffn_pass_pack_chunk(const ep_ffn_pass *pass, uint32_t chunk)
     const uint32_t rows = ep_ffn_chunk_rows(&pass->chunks, chunk);
     ep_ffn_row placed_rows[EP_FFN_CHUNK_ROWS];
     ep_ffn_batch batch = pass->batch;
-    uint32_t first = (uint32_t)first_row; /* of the chunk in the batch */
+    uint32_t first = (uint32_t)first_row; /* first row of the chunk in the batch */
     if (weights->places != NULL) {
         place_rows(pass, first_row, rows, placed_rows, &batch);
         first = 0;
@@ -229,7 +229,7 @@ const uint8_t *ep_ffn_down_panel(const ep_ffn_packed *weights, uint32_t panel)
            panel * ep_ffn_panel_bytes(weights->family, weights->down_format, weights->inner);
 }
 
-/* One panel's products for all rows, biases added. */
+/* One panel's products for all rows, with biases added. */
 static void multiply(const ep_ffn_pass *pass, bool is_down, uint32_t index, const uint8_t *next,
                      float *tile)
 {
@@ -303,8 +303,8 @@ static void write_row(const float *y, uint32_t count, ep_dtype dtype, void *out,
     }
 }
 
-/* A down panel without additions by a kernel that writes rows as they are complete. False: this
- * kernel does not. */
+/* A down panel without additions, by a kernel that writes complete rows at once. False: this kernel
+ * cannot. */
 static bool write_at_once(const ep_ffn_pass *pass, uint32_t index, const uint8_t *next,
                           uint32_t first, uint32_t count, float *tile)
 {

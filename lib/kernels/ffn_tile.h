@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files with tiles have in common, on every instruction set. A tile has the number of a
- * chunk's rows as a constant, so that its sums are registers. Included by kernels' files only. */
+/* What files with register tiles share, for all instruction sets. In a tile the number of a chunk's
+ * rows is a constant, so that sums stay in registers. Included only by kernels' files. */
 #ifndef EP_KERNELS_FFN_TILE_H
 #define EP_KERNELS_FFN_TILE_H
 
@@ -8,8 +8,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Functions name_1 to name_6, for as many rows, each by DEFINE(rows, name, ..), and a table of them
- * by rows - 1. */
+/* Defines functions name_1 to name_6, for that many rows, each by DEFINE(rows, name, ..), and a
+ * table of them indexed by rows - 1. */
 #define EP_FFN_BY_ROWS(type, name, DEFINE, ...)                                                    \
     DEFINE(1, name, ##__VA_ARGS__)                                                                 \
     DEFINE(2, name, ##__VA_ARGS__)                                                                 \
@@ -20,8 +20,8 @@
     static const type name[EP_FFN_CHUNK_ROWS] = {name##_1, name##_2, name##_3,                     \
                                                  name##_4, name##_5, name##_6};
 
-/* What a tile fetches into the second level cache while it computes: cache lines from next on, and
- * `step` bytes on for each line of the panel. */
+/* What a tile fetches into the second-level cache while it computes: cache lines from next on,
+ * `step` bytes for each line of the panel. */
 typedef struct {
     const uint8_t *next;
     size_t step;

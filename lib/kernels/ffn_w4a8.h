@@ -1,29 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Numerics family `w4a8`, for mxfp4, int4-g32, int4-g32-f16 and q4_k: inputs rounded to int8 per
- * group of 32 columns, exact integer sums. The same shapes and the same calls as family `portable`
- * (expert_ffn.h); what differs:
- *   x       is widened, scaled and weighted in f32 as in `portable`. Each group of 32 columns of a
- *           row, the last may be short, then becomes int8: s = max |x| / 127, rounded; q = x / s,
- *           rounded, then to the nearest integer, ties to even, within +-127; s = 0: all q are 0. A
- *           group with a value that is not finite has s NaN, and all q are 0.
+ * Numerics family `w4a8`, for mxfp4, int4-g32, int4-g32-f16 and q4_k: inputs are rounded to int8
+ * per group of 32 columns, and integer sums are exact. The shapes and calls are those of family
+ * `portable` (expert_ffn.h). The differences:
+ *
+ *   x       is widened, scaled and weighted in f32 as in `portable`. Then each group of 32 columns
+ *           of a row (the last may be shorter) becomes int8: s = max |x| / 127, rounded; q = x / s,
+ *           rounded, then to the nearest integer, ties to even, within +-127; s = 0: all q are 0.
+ *           If a value of the group is not finite, s is NaN and all q are 0.
  *   dot     codes are integers w: int4 -8..7, mxfp4 twice the value of e2m1, -12..12, q4_k 0..15.
- *           Their scale S is that of the format, of mxfp4 half of it (the denormals 2^-127 and
- *           2^-128 too; code 255: NaN). Groups ascending, total from +0:
+ *           Their scale S is the format's; for mxfp4 half of it (also the denormals 2^-127 and
+ *           2^-128; code 255: NaN). Groups ascending, total from +0:
  *           total = fma((sum of w q to f32) * s, S, total), the product rounded; the sum is exact.
- *           Of q4_k with the offset O:
+ *           For q4_k with the offset O:
  *           t = fma((sum of w q to f32), S, (O / 8, rounded) * (-8 sum of q to f32)), the product
  *           rounded; total = fma(t, s, total). Denormals are kept.
  *   h       biases and the activation are computed in f32 as in `portable`, then h becomes int8 in
- *           groups of 32 as x does.
+ *           groups of 32 like x.
  *   shared  the shared expert's own gate is the f32 chain of `portable` over x before it became
  *           int8.
  *   y       is multiplied, rounded once to out_dtype and written as in `portable`, with the same
  *           rule for NaN.
- * Weights of other formats are computed with family `bf16dp` or, where it has them not, `portable`.
+ * Weights of other formats are computed with family `bf16dp` if it supports them, else `portable`.
  *
- * The functions here are those rules in scalars; the plain kernel and the reference are made of
- * them. Inline, so that each kernel's file compiles them with its own instruction set flags.
+ * The functions here are these rules for scalars; the plain kernel and the reference use them.
+ * Inline, so that each kernel's file compiles them with its own instruction set flags.
  */
 #ifndef EP_KERNELS_FFN_W4A8_H
 #define EP_KERNELS_FFN_W4A8_H
@@ -31,13 +32,14 @@
 #include "kernels/ffn_kernel.h"
 #include "kernels/ffn_widen.h"
 
-#define EP_FFN_W4A8_SCALE_LINE 8u /* of a group, behind a line for each quad */
+/* the line of a group's scale; it follows a line for each quad */
+#define EP_FFN_W4A8_SCALE_LINE 8u
 #define EP_FFN_W4A8_START_LINE 9u
 /* The codes of 64 outputs and 32 columns: [4 pairs of quads][64][4]. */
 #define EP_FFN_W4A8_CODE_BYTES (EP_MX_GROUP * EP_FFN_PANEL / 2u)
 #define EP_FFN_W4A8_PAIR_BYTES (EP_FFN_W4A8_CODE_BYTES / 4u)
 
-/* The scale of mxfp4 for codes that are twice as large. */
+/* The scale of mxfp4, for codes that are twice as large. */
 static inline float ep_ffn_w4a8_e8m0(uint8_t code)
 {
     return code == 255 ? NAN : ep_ffn_read_e8m0(code) * 0.5f;
@@ -52,7 +54,7 @@ static inline int8_t ep_ffn_w4a8_integer(ep_weight_format format, uint32_t code)
                                        : (int8_t)((int)(code & 15u) - 8);
 }
 
-/* Scale of output o of a panel's group. scales: behind its codes. Of formats without offsets. */
+/* Scale of output o of a panel's group; scales follow the codes. Not for formats with offsets. */
 static inline float ep_ffn_w4a8_scale(ep_weight_format format, const uint8_t *scales, uint32_t o)
 {
     return format == EP_WEIGHTS_MXFP4
@@ -60,7 +62,7 @@ static inline float ep_ffn_w4a8_scale(ep_weight_format format, const uint8_t *sc
                : ep_ffn_read_scale(ep_weight_format_scales(format), scales, o);
 }
 
-/* The end of a group. */
+/* Adds the sum of a group. */
 static inline float ep_ffn_w4a8_add_group(float total, int32_t sum, float input_scale,
                                           float weight_scale)
 {
@@ -68,7 +70,7 @@ static inline float ep_ffn_w4a8_add_group(float total, int32_t sum, float input_
     return fmaf(scaled, weight_scale, total);
 }
 
-/* The same of q4_k. eighth: of the offset; start: -8 times the sum of the group's inputs. */
+/* The same for q4_k. eighth: of the offset; start: -8 times the sum of the group's inputs. */
 static inline float ep_ffn_w4a8_add_q4_k(float total, int32_t sum, int32_t start, float input_scale,
                                          float weight_scale, float eighth)
 {
@@ -77,8 +79,8 @@ static inline float ep_ffn_w4a8_add_q4_k(float total, int32_t sum, int32_t start
     return fmaf(scaled, input_scale, total);
 }
 
-/* What one row has in the lines of a group: int8 of x, zeros behind n, their scale, -8 times their
- * sum. n: 1..32. */
+/* The lines of a group for one row: int8 of x, zeros after n, scale, -8 times their sum. n:
+ * 1..32. */
 static inline void ep_ffn_w4a8_round(const float *x, uint32_t n, uint32_t words[EP_FFN_W4A8_LINES])
 {
     int8_t codes[EP_MX_GROUP] = {0};
@@ -98,7 +100,7 @@ static inline void ep_ffn_w4a8_round(const float *x, uint32_t n, uint32_t words[
     words[EP_FFN_W4A8_START_LINE] = (uint32_t)(-8 * sum);
 }
 
-/* n inputs of row r of a chunk to the lines of their group, which begin at a. */
+/* Writes n inputs of row r of a chunk to the lines of their group, which begin at a. */
 static inline void ep_ffn_w4a8_lay_group(const float *x, uint32_t n, uint32_t rows, uint32_t r,
                                          float *a)
 {
@@ -123,8 +125,8 @@ static inline void ep_ffn_w4a8_pack_rows(const ep_ffn_batch *batch, uint32_t fir
     }
 }
 
-/* ep_ffn_kernel.lay. A panel begins at a multiple of 32 inner values, so its groups are whole ones
- * of the row. */
+/* ep_ffn_kernel.lay. A panel begins at a multiple of 32 inner values, so its groups are whole
+ * groups of the row. */
 static inline void ep_ffn_w4a8_lay(const float *h, uint32_t rows, uint32_t count, float *a)
 {
     for (uint32_t k = 0; k < count; k += EP_MX_GROUP, a += (size_t)EP_FFN_W4A8_LINES * rows) {

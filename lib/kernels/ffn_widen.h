@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stretch of one input row widened to f32. Inline, so that each kernel's file compiles it with
- * its own instruction set flags. */
+/* Widens part of an input row to f32. Inline, so that each kernel's file compiles it with its own
+ * instruction set flags. */
 #ifndef EP_KERNELS_FFN_WIDEN_H
 #define EP_KERNELS_FFN_WIDEN_H
 
 #include "kernels/ffn_element.h"
 
-/* Inputs first..first + count - 1; the type is looked at once per stretch, not per element. */
+/* Inputs first..first + count - 1. The type is tested once per call, not per element. */
 static inline void ep_ffn_widen(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t first,
                                 uint32_t count, float *x)
 {

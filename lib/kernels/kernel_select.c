@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which kernels this CPU runs, fastest first. */
+/* Which kernels this CPU can run, fastest first. */
 #include "base/check.h"
 #include "base/cpu_features.h"
 #include "kernels/ffn_kernel.h"
@@ -70,8 +70,8 @@ const ep_ffn_kernel *ep_ffn_kernel_of(ep_ffn_family family)
     return usable[i];
 }
 
-/* Whether the family is the quickest here that has the format: elsewhere `portable` is as fast, and
- * the same on every CPU. With AVX-512F alone w4a8 has not been measured. */
+/* Whether the kernel's family is the fastest here for the formats it supports; otherwise `portable`
+ * is as fast, and the same on every CPU. With AVX-512F alone, w4a8 has not been measured. */
 static bool is_native(const ep_ffn_kernel *kernel)
 {
 #if defined(__x86_64__)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * NEON kernel: 32 registers of 4 floats hold tiles of up to 24 accumulators. The fewer rows, the
- * more outputs a tile spans: 1 x 64, 2..3 x 32, 4..6 x 16, so that always enough independent sums
- * are under way.
+ * more outputs a tile spans: 1 x 64, 2..3 x 32, 4..6 x 16, so that there are always enough
+ * independent sums.
  */
 #include <arm_neon.h>
 
@@ -15,8 +15,8 @@
 #define UNITS 8 /* of a panel */
 
 /*
- * A unit is outputs o..o+3 and o+16..o+19: what four 32-bit lanes of a bf16 panel widen to.
- * rows, dtype and units are constants wherever this is inlined.
+ * A unit is outputs o..o+3 and o+16..o+19, which are what four 32-bit lanes of a bf16 panel widen
+ * to. rows, dtype and units are constants wherever this is inlined.
  */
 INLINE uint32_t unit_output(uint32_t unit)
 {
@@ -39,8 +39,7 @@ INLINE void load_unit(ep_dtype dtype, const uint8_t *line, uint32_t unit, float3
     }
 }
 
-/* The inputs of one k. As few registers as they fit into: 24 sums, 4 weights and these fill all
- * there are. */
+/* The inputs of one k in as few registers as possible: with 24 sums and 4 weights they fill all. */
 typedef struct {
     float32x4_t four;
     float32x2_t two;
@@ -128,7 +127,7 @@ INLINE void tile(const int rows, const ep_dtype dtype, const uint32_t units, con
 typedef void (*tile_func)(const float *a, const uint8_t *b, uint32_t n, bool fresh, prefetch ahead,
                           float *c);
 
-/* All outputs of a panel; each tile fetches its part of what `ahead` says. */
+/* All outputs of a panel; each tile fetches its part of what `ahead` names. */
 #define TILE(rows, name, dtype)                                                                    \
     static void name##_##rows(const float *a, const uint8_t *b, uint32_t n, bool fresh,            \
                               prefetch ahead, float *c)                                            \
@@ -149,9 +148,9 @@ EP_FFN_BY_ROWS(tile_func, tiles_f16, TILE, EP_DTYPE_F16)
 EP_FFN_BY_ROWS(tile_func, tiles_f32, TILE, EP_DTYPE_F32)
 
 /*
- * Blocks of k, all chunks per block. While a block is used from the nearest cache every tile
- * fetches its share of what comes behind it, evenly, so that loading hides behind arithmetic: the
- * next block, or the next panel.
+ * Blocks of k, all chunks per block. While a block is used from the nearest cache, every tile
+ * fetches an equal share of what follows, so that loading overlaps arithmetic: the next block, or
+ * the next panel.
  */
 void ep_ffn_neon_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
                        uint32_t k_count, const uint8_t *next, float *c)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernel of family `bf16odd` for processors with BFDOT and BFMMLA. One row, and a last single line:
- * BFDOT, a pair for 4 outputs an instruction. More rows: BFMMLA, two pairs for 2 rows x 2 outputs,
- * twice the work an instruction. Both compute the same steps in the same order.
+ * Kernel of family `bf16odd` for processors with BFDOT and BFMMLA. For one row, and for a last
+ * single line: BFDOT, a pair for 4 outputs per instruction. For more rows: BFMMLA, two pairs for 2
+ * rows x 2 outputs, twice the work per instruction. Both compute the same steps in the same order.
  */
 #include <arm_neon.h>
 #include <string.h>
@@ -13,14 +13,14 @@
 #include "kernels/generic/ffn_generic.h"
 
 #define LINE_BYTES 256u /* of a panel: 64 outputs, a pair each */
-#define LINES_BLOCK 64u /* done for all chunks before the next: 16 KiB; even */
+#define LINES_BLOCK 64u /* used for all chunks before the next block: 16 KiB; even */
 
 INLINE bfloat16x8_t load_weights(const uint8_t *from)
 {
     return vreinterpretq_bf16_u8(vld1q_u8(from));
 }
 
-/* n lines of 4 * vectors outputs, the first of them first. rows and vectors are constants wherever
+/* n lines of 4 * vectors outputs, from output first on. rows and vectors are constants wherever
  * this is inlined. */
 INLINE void dot_tile(const int rows, const int vectors, prefetch ahead, const float *a,
                      const uint8_t *b, uint32_t n, bool fresh, int first, float *c)
@@ -59,7 +59,7 @@ INLINE void dot_tile(const int rows, const int vectors, prefetch ahead, const fl
     }
 }
 
-/* Both pairs of rows 2 * p and 2 * p + 1 of two lines; zeros for a row behind the last. */
+/* Both pairs of rows 2 * p and 2 * p + 1 of two lines; zeros for a row after the last. */
 INLINE bfloat16x8_t load_rows(const int rows, const float *a, const int p)
 {
     float32x4_t x;
@@ -73,7 +73,7 @@ INLINE bfloat16x8_t load_rows(const int rows, const float *a, const int p)
 }
 
 /*
- * 2 * n lines of 4 * vectors outputs, the first of them first. acc[p][j]: outputs 2j, 2j + 1 of row
+ * 2 * n lines of 4 * vectors outputs, from output first on. acc[p][j]: outputs 2j, 2j + 1 of row
  * 2p, then of row 2p + 1. rows and vectors are constants wherever this is inlined.
  */
 INLINE void matrix_tile(const int rows, const int vectors, prefetch ahead, const float *a,
@@ -188,9 +188,9 @@ static void chunk_lines(uint32_t rows, prefetch ahead, const float *a, const uin
 }
 
 /*
- * Blocks of lines, all chunks per block. While a block is used from the nearest cache every tile
- * fetches its share of what comes behind it, evenly, so that loading hides behind arithmetic: the
- * next block, or the next panel.
+ * Blocks of lines, all chunks per block. While a block is used from the nearest cache, every tile
+ * fetches an equal share of what follows, so that loading overlaps arithmetic: the next block, or
+ * the next panel.
  */
 static void bf16_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8_t *panel,
                        uint32_t lines, const uint8_t *next, float *c)

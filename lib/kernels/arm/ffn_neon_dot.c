@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NEON kernel for processors with dot products of int8: w8a8 sums four products an instruction.
- * Sums of integers are exact, so the bits are those of every other kernel. */
+/* NEON kernel for processors with dot products of int8: w8a8 sums four products per instruction.
+ * Integer sums are exact, so the bits equal those of every other kernel. */
 #include <arm_neon.h>
 #include <string.h>
 
@@ -13,8 +13,8 @@
 #define VECTORS 16 /* of 4 outputs: one panel line */
 
 /*
- * Outputs 4 * first.. of `vectors` vectors, all of a chunk's rows. rows and vectors are constants
- * wherever this is inlined; their product is 24 at most, as there are registers for.
+ * Outputs from 4 * first on in `vectors` vectors, for all of a chunk's rows. rows and vectors are
+ * constants wherever this is inlined; their product is at most 24, the number of free registers.
  */
 INLINE void tile(const int rows, const int vectors, const int8_t *a, const uint8_t *panel,
                  uint32_t quads, int first, int32_t *sums)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Families `bf16dp` and `bf16odd` in plain C: for processors without their instructions, and the
- * second judge of those with them. */
+/* Families `bf16dp` and `bf16odd` in plain C: for processors without their instructions, and as a
+ * second reference for those with them. */
 #include "kernels/bf16odd.h"
 #include "kernels/ffn_activation.h"
 #include "kernels/ffn_widen.h"
@@ -66,8 +66,8 @@ void ep_ffn_generic_widen_pairs(ep_weight_format format, const uint8_t *group, u
     }
 }
 
-/* One group for one chunk: the pairs of n columns onto c, of formats other than MX as a chain of
- * their own, scaled. */
+/* One group for one chunk: adds the pairs of n columns to c; in formats other than MX as a chain of
+ * its own, scaled. */
 static void group_chunk(ep_weight_format format, const float *x, uint32_t rows,
                         const uint8_t *block, const float *factors, uint32_t n, float *c)
 {

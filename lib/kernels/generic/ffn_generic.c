@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel in plain C with fmaf: for processors without a kernel of their own, and the second
- * judge of those with one. */
+/* The kernel in plain C with fmaf: for processors without a kernel of their own, and as a second
+ * reference for the others. */
 #include "kernels/generic/ffn_generic.h"
 
 #include "base/numeric.h"
@@ -68,7 +68,7 @@ void ep_ffn_generic_scales(ep_weight_format format, const uint8_t *group, const 
     }
 }
 
-/* One group for one chunk: n lines, then the scaled chain onto c. */
+/* One group for one chunk: n lines, then adds the scaled chain to c. */
 static void group_chunk(ep_weight_format format, const float *x, uint32_t rows,
                         const uint8_t *block, const float *factors, uint32_t n, float *c)
 {

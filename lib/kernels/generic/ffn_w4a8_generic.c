@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Family `w4a8` in plain C: for processors without a kernel of their own, and the second judge of
- * those with one. */
+/* Family `w4a8` in plain C: for processors without a kernel of their own, and as a second reference
+ * for the others. */
 #include "kernels/ffn_w4a8.h"
 
 #include "kernels/ffn_activation.h"
 #include "kernels/generic/ffn_generic.h"
 
-/* A panel's group: integers [column][output], scales, and of q4_k eighths of offsets. */
+/* A panel's group: integers [column][output], scales, and for q4_k eighths of offsets. */
 typedef struct {
     int8_t w[EP_MX_GROUP][EP_FFN_PANEL];
     float scales[EP_FFN_PANEL];

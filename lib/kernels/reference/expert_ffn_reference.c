@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The families in plain loops. Slow on purpose: what they do can be checked by reading it. */
+/* The families in plain loops. Slow on purpose: they can be checked by reading. */
 #include "kernels/expert_ffn.h"
 
 #include "kernels/bf16odd.h"
@@ -16,8 +16,8 @@ typedef struct matrix {
     uint32_t columns;
 } matrix;
 
-/* A row of inputs, widened. Under w8a8 x holds integers and scale belongs to them; in family w4a8
- * each group has a scale. */
+/* A widened row of inputs. In w8a8 x holds integers, and scale belongs to them; in family w4a8 each
+ * group has a scale. */
 typedef struct inputs {
     float *x;
     float scale;
@@ -80,7 +80,7 @@ static float dot_groups(ep_weight_format format, const matrix *m, size_t row, co
     return total;
 }
 
-/* A code's value as bf16 holds it; +0 behind the row's end. */
+/* A code's value as bf16; +0 after the row's end. */
 static uint32_t code_member(ep_weight_format format, const uint8_t *codes, uint32_t n, uint32_t i)
 {
     return i < n ? ep_f32_bits(ep_ffn_weight_code(format, codes, i)) >> 16 : 0;
@@ -98,13 +98,13 @@ static float dot_int8(const matrix *m, size_t row, const inputs *in)
            in->scale;
 }
 
-/* Element i of a row of bf16 values; +0 behind the row's end. */
+/* Element i of a row of bf16 values; +0 after the row's end. */
 static uint32_t pair_member(const void *values, size_t row, uint32_t n, uint32_t i)
 {
     return i < n ? ep_ffn_read_u16(values, row * n + i) : 0;
 }
 
-/* The same of values that bf16 can hold. */
+/* The same for f32 values that bf16 can represent. */
 static uint32_t input_member(const float *x, uint32_t n, uint32_t i)
 {
     return i < n ? ep_f32_bits(x[i]) >> 16 : 0;
@@ -124,7 +124,7 @@ static float dot_pairs(ep_ffn_family family, const void *values, size_t row, con
     return acc;
 }
 
-/* Weight i of a row of an MX format; +0 behind its end. */
+/* Weight i of a row of an MX format; +0 after its end. */
 static uint32_t mx_member(ep_weight_format format, const matrix *m, size_t row,
                           const uint8_t *codes, uint32_t i)
 {
@@ -228,7 +228,7 @@ static float output(const ep_ffn_source *source, ep_ffn_family family, const mat
     return m->bias == NULL ? y : y + ep_ffn_read_float(m->bias, source->bias_dtype, row);
 }
 
-/* The inputs of a row, each in its place. */
+/* The widened inputs of a row, each in its place. */
 static void widen_row(const ep_ffn_source *source, const ep_ffn_batch *batch, const ep_ffn_row *row,
                       float *x)
 {
@@ -250,7 +250,7 @@ static void narrow_row(float *x, uint32_t n)
     }
 }
 
-/* To int8, where that is done. */
+/* Rounds a row to int8, if the format or family does that. */
 static void round_row(ep_weight_format format, ep_ffn_family family, inputs *in, uint32_t n)
 {
     if (format == EP_WEIGHTS_W8A8) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the AVX-512 kernels share: the activation, one row's inputs and outputs, rows laid side by
- * side. AVX-512F is enough. Included by files with instruction set flags only. */
+/* Shared by the AVX-512 kernels: the activation, inputs and outputs of a row, and interleaving of
+ * rows. Needs only AVX-512F. Included only by files with instruction set flags. */
 #ifndef EP_KERNELS_X86_FFN_AVX512_H
 #define EP_KERNELS_X86_FFN_AVX512_H
 
@@ -35,7 +35,7 @@
         break;                                                                                     \
     }
 
-/* ep_expf, step by step. */
+/* ep_expf with the same steps. */
 INLINE __m512 ep_avx512_exp(__m512 x)
 {
     __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(EP_EXP_LOG2E)),
@@ -49,7 +49,7 @@ INLINE __m512 ep_avx512_exp(__m512 x)
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C4));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EP_EXP_C5));
     __m512 y = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
-    /* Scaled in one step: the two of ep_expf round once as well, the first of them is exact. */
+    /* Scaled in one step. ep_expf's two steps also round once, since the first of them is exact. */
     __m512 result = _mm512_scalef_ps(y, n);
 
     __mmask16 above = _mm512_cmp_ps_mask(x, _mm512_set1_ps(EP_EXP_MAX), _CMP_GT_OQ);
@@ -74,8 +74,8 @@ INLINE __m512 ep_avx512_silu_mul(__m512 g, __m512 u)
     return _mm512_mul_ps(_mm512_div_ps(g, below), u);
 }
 
-/* Others are plain loops: the compiler makes them vector code of the file's instruction set, with
- * more steps. */
+/* Other activations are plain loops, which the compiler turns into vector code of the file's
+ * instruction set, with more steps. */
 static inline void ep_avx512_activate(ep_activation activation,
                                       const ep_activation_numbers *numbers, const float *c,
                                       uint32_t rows, float *h, size_t stride)
@@ -93,7 +93,7 @@ static inline void ep_avx512_activate(ep_activation activation,
     }
 }
 
-/* Inputs k..k + count - 1 of a row, widened; 0 behind them. count 1..16. */
+/* Inputs k..k + count - 1 of a row, widened; zeros after them. count 1..16. */
 INLINE __m512 ep_avx512_widen(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k,
                               uint32_t count)
 {
@@ -121,8 +121,8 @@ INLINE __m512 ep_avx512_widen(const ep_ffn_batch *batch, const ep_ffn_row *row, 
     return batch->weight_on_input ? _mm512_mul_ps(_mm512_set1_ps(row->input_weight), wide) : wide;
 }
 
-/* Fetches byte `at` of rows from first on, those that there are: each row is a stream of its own,
- * too short for the processor to see it coming. */
+/* Fetches byte `at` of the rows from first on, as far as they exist. Each row is a stream of its
+ * own that is too short for hardware prefetch. */
 INLINE void ep_avx512_fetch_rows(const uint32_t rows, const ep_ffn_batch *batch, uint32_t first,
                                  size_t at)
 {
@@ -134,8 +134,8 @@ INLINE void ep_avx512_fetch_rows(const uint32_t rows, const ep_ffn_batch *batch,
     }
 }
 
-/* Fetches what rows' outputs first..first + count - 1 are written over: lines of their own for each
- * row, which a store would wait for. */
+/* Fetches the memory where rows' outputs first..first + count - 1 will be written: each row has its
+ * own cache lines, which a store would wait for. */
 INLINE void ep_avx512_fetch_outputs(const ep_ffn_batch *batch, uint32_t first_row, uint32_t rows,
                                     uint32_t first, uint32_t count)
 {
@@ -148,7 +148,7 @@ INLINE void ep_avx512_fetch_outputs(const ep_ffn_batch *batch, uint32_t first_ro
     }
 }
 
-/* The lanes l of output vector j that come from row r; its element is (16 j + l) / rows. */
+/* The lanes l of output vector j that belong to row r; such a lane is element (16 j + l) / rows. */
 INLINE __mmask16 ep_avx512_lanes_of(const uint32_t rows, uint32_t j, uint32_t r)
 {
     uint32_t mask = 0;
@@ -159,7 +159,7 @@ INLINE __mmask16 ep_avx512_lanes_of(const uint32_t rows, uint32_t j, uint32_t r)
     return (__mmask16)mask;
 }
 
-/* Words of out behind the first `words` are not stored. */
+/* Stores out, without words from number `words` on. */
 INLINE void ep_avx512_store_words(float *to, uint32_t at, uint32_t words, __m512i out)
 {
     if (words >= at + 16) {
@@ -169,16 +169,16 @@ INLINE void ep_avx512_store_words(float *to, uint32_t at, uint32_t words, __m512
     }
 }
 
-/* ep_avx512_interleave of 6 rows: rows to pairs, then pairs in threes, half as many steps as one
- * row after the other. */
+/* ep_avx512_interleave for 6 rows: makes pairs of rows, then combines three pairs; half as many
+ * steps as row by row. */
 INLINE void ep_avx512_interleave6(const __m512i *lanes, uint32_t words, float *to)
 {
     const __m512i first_half =
         _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i second_half =
         _mm512_set_epi32(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8);
-    /* Pair p of out vector v is number (8 v + p) / 3 of stream (8 v + p) % 3; the third stream's
-     * places are 0 here. */
+    /* Pair p of output vector v is element (8 v + p) / 3 of stream (8 v + p) % 3; 0 marks the third
+     * stream's places. */
     const __m512i two[3] = {_mm512_set_epi64(10, 2, 0, 9, 1, 0, 8, 0),
                             _mm512_set_epi64(5, 0, 12, 4, 0, 11, 3, 0),
                             _mm512_set_epi64(0, 15, 7, 0, 14, 6, 0, 13)};

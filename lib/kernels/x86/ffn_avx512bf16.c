@@ -14,13 +14,13 @@ TILES(tiles_whole, EP_DTYPE_BF16, 4)
 
 static const panel_tiles tiles = {tiles_one, tiles_two, tiles_whole, LINE_BYTES};
 
-/* 32 floats to 16 pairs. The instruction is ep_bf16dp_narrow. */
+/* Converts 32 floats to 16 pairs; the instruction equals ep_bf16dp_narrow. */
 INLINE __m512i narrow(__m512 first, __m512 second)
 {
     return (__m512i)_mm512_cvtne2ps_pbh(second, first);
 }
 
-/* Whether narrow is not ep_ffn_round_bf16: it flushes denormals and keeps a NaN's bits. */
+/* Whether narrow differs from ep_ffn_round_bf16 here: it flushes denormals, keeps NaN bits. */
 INLINE bool is_hard(__m512 y)
 {
     enum { NAN_OR_DENORMAL = 0xa1 };
@@ -67,7 +67,7 @@ static void bf16dp_panel_to_rows(ep_dtype dtype, const float *a, const ep_ffn_ba
              batch->rows_count, panel, lines, next, c);
 }
 
-/* Inputs k..k + count - 1 of a row, narrowed; 0 behind them. count 1..32. */
+/* Inputs k..k + count - 1 of a row, narrowed; zeros after them. count 1..32. */
 INLINE __m512i load_pairs(const ep_ffn_batch *batch, const ep_ffn_row *row, uint32_t k,
                           uint32_t count)
 {
@@ -105,8 +105,7 @@ INLINE void pack_chunk(const uint32_t rows, const ep_ffn_batch *batch, uint32_t 
 INLINE void lay_chunk(const uint32_t rows, const float *h, uint32_t count, float *a)
 {
     for (uint32_t i = 0; i < count; i += 2 * EP_AVX512_FLOATS) {
-        /* What lies behind count may be a NaN of a row with one: the other member of the last pair
-         * must be +0. */
+        /* Values after count may be NaN, but the other member of the last pair must be +0. */
         const uint32_t left = count - i < 2 * EP_AVX512_FLOATS ? count - i : 2 * EP_AVX512_FLOATS;
         const __mmask32 valid = (__mmask32)(((uint64_t)1 << left) - 1u);
         __m512i pairs[EP_FFN_CHUNK_ROWS];

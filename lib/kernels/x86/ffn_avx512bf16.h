@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lines of pairs of bf16 for AVX-512 BF16: up to 6 rows x 64 outputs, two k per step. Included by
+/* Lines of bf16 pairs for AVX-512 BF16: up to 6 rows x 64 outputs, two k per step. Included only by
  * files with instruction set flags. */
 #ifndef EP_KERNELS_X86_FFN_AVX512BF16_H
 #define EP_KERNELS_X86_FFN_AVX512BF16_H

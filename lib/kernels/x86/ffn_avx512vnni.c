@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The w8a8 part of the AVX-512 VNNI kernel: by register tiles of up to 6 rows x 64 outputs, four k
- * per step. The instruction takes unsigned by signed, so rows are stored as q + 128 and -128 times
- * the sum of an output's weights is added: last, because a panel ends with these numbers, and they
- * come from memory while its lines are used. All of it is modulo 2^32 and the true sum fits
- * (EP_W8A8_COLUMNS_MAX), so sums are exact and the bits those of every other kernel.
+ * The w8a8 part of the AVX-512 VNNI kernel: register tiles of up to 6 rows x 64 outputs, four k per
+ * step. The instruction multiplies unsigned by signed. So rows are stored as q + 128, and -128
+ * times the sum of an output's weights is added. It is added last, because these numbers are at the
+ * end of a panel and come from memory while its lines are used. All of this is modulo 2^32, and the
+ * true sum fits (EP_W8A8_COLUMNS_MAX), so sums are exact and the bits equal those of every other
+ * kernel.
  */
 #include "kernels/ffn_int8.h"
 #include "kernels/x86/ffn_avx512.h"
@@ -81,7 +82,7 @@ void ep_ffn_avx512vnni_int8_panel_to_rows(const int8_t *a, const ep_ffn_batch *b
 
 /* ---- rows to int8 ---- */
 
-/* How whole vectors of inputs are read: the common forms have code of their own. */
+/* How whole vectors of inputs are read; the common forms have code of their own. */
 typedef enum { INPUTS_ANY, INPUTS_BF16, INPUTS_F32 } inputs;
 
 INLINE inputs inputs_of(const ep_ffn_batch *batch)
@@ -92,7 +93,7 @@ INLINE inputs inputs_of(const ep_ffn_batch *batch)
                                              : INPUTS_ANY;
 }
 
-/* next: a row that is wanted soon, fetched meanwhile; rows of callers come from memory. */
+/* next: a row that is needed soon, fetched meanwhile, since callers' rows come from memory. */
 INLINE float row_scale(const inputs form, const ep_ffn_batch *batch, const ep_ffn_row *row,
                        const ep_ffn_row *next, uint32_t k_count)
 {
@@ -123,13 +124,13 @@ INLINE float row_scale(const inputs form, const ep_ffn_batch *batch, const ep_ff
 }
 
 /*
- * Division takes longer than all else here. low and high are a little less and a little more than 1
- * / scale, beyond all rounding errors; so x / scale, rounded, lies between the two products, and
- * where these have one nearest integer it is that of the quotient.
+ * Division takes longer than everything else here. low and high are slightly less and slightly more
+ * than 1 / scale, by more than all rounding errors. So x / scale, rounded, lies between the two
+ * products; if both have the same nearest integer, it is that of the quotient.
  */
 typedef struct {
     float scale;
-    float low; /* 0: too near to the ends of what floats hold */
+    float low; /* 0: the scale is too near the ends of the range of floats */
     float high;
 } divisor;
 
@@ -141,7 +142,7 @@ INLINE divisor divisor_of(float scale)
         .scale = scale, .low = inverse * (1.0f - 0x1p-22f), .high = inverse * (1.0f + 0x1p-22f)};
 }
 
-/* 16 inputs from k on, zeros behind k_count. Forms other than any: there are 16. */
+/* 16 inputs from k on, zeros after k_count. In forms other than INPUTS_ANY there are always 16. */
 INLINE __m512 inputs16(const inputs form, const ep_ffn_batch *batch, const ep_ffn_row *row,
                        uint32_t k, uint32_t k_count)
 {
@@ -187,7 +188,7 @@ INLINE __m512i round64(const inputs form, const ep_ffn_batch *batch, const ep_ff
     __m512i codes =
         _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
     codes = _mm512_max_epi8(codes, _mm512_set1_epi8(-127));
-    /* Packing went by lanes of 128 bits: quad 4 j + l is word 4 l + j. */
+    /* Packing works in 128-bit lanes, so quad 4 j + l is word 4 l + j. */
     const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
     return _mm512_xor_si512(_mm512_permutexvar_epi32(order, codes), plus);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Family `bf16dp` on processors with fused multiply-adds and without AVX-512 BF16. With FTZ and DAZ
- * set one of them is ep_bf16dp_fma: tiny is decided after rounding there too. They are set around
- * the dot products alone. Included behind the vectors of an instruction set.
+ * Family `bf16dp` on processors with fused multiply-adds but without AVX-512 BF16. With FTZ and DAZ
+ * set, one multiply-add equals ep_bf16dp_fma, since the hardware also decides after rounding what
+ * is tiny. They are set only around dot products. Included after the vectors of an instruction set.
  */
 #ifndef EP_KERNELS_X86_FFN_BF16DP_FMA_H
 #define EP_KERNELS_X86_FFN_BF16DP_FMA_H
@@ -19,7 +19,7 @@
     ((part) == 0 ? vector_high_halves(pairs) : vector_low_halves(pairs))
 #define vector_step(acc, w, x) vector_fma(w, x, acc)
 
-/* Where several tiles share a row's pairs, their members are widened once into memory; one tile
+/* If several tiles share a row's pairs, the members are widened to memory once; a single tile
  * widens them in registers. */
 #if STRIPS > 1
 #define LINE_INPUTS 2
@@ -30,7 +30,8 @@
 
 #define FLUSH_TO_ZERO 0x8040u /* MXCSR: FTZ and DAZ */
 
-#define BLOCK_LINES (EP_FFN_K_BLOCK / 2) /* 16 KiB of a panel stay near while all chunks pass */
+/* 16 KiB of a panel stay in a near cache while all chunks use them */
+#define BLOCK_LINES (EP_FFN_K_BLOCK / 2)
 
 INLINE void load_line(ep_dtype dtype, int part, const uint8_t *line, uint32_t strip,
                       vector w[VECTORS])
@@ -61,7 +62,7 @@ INLINE const float *inputs(const float *a, const uint32_t n, const uint32_t rows
     return room;
 }
 
-/* n is at most BLOCK_LINES. Not inlined: no arithmetic may wander out of where MXCSR is set. */
+/* n is at most BLOCK_LINES. Not inlined, so that no arithmetic moves out of where MXCSR is set. */
 #define FMA_TILE(rows, name)                                                                       \
     static __attribute__((noinline)) void name##_##rows(                                           \
         prefetch ahead, const float *a, const uint8_t *b, uint32_t n, bool fresh, float *c)        \
@@ -85,7 +86,7 @@ static void fma_panel(ep_dtype dtype, const float *a, uint32_t rows, const uint8
     _mm_setcsr(before);
 }
 
-/* Chains of a chunk's rows with weights of 1. Not inlined, as the tiles. */
+/* Chains of a chunk's rows with weights of 1. Not inlined, like the tiles. */
 static __attribute__((noinline)) void row_sums(const float *a, uint32_t rows, uint32_t n,
                                                float *sums)
 {
@@ -100,7 +101,7 @@ static __attribute__((noinline)) void row_sums(const float *a, uint32_t rows, ui
     }
 }
 
-/* The scaled chains of one chunk; here denormals are kept. offsets: NULL none. */
+/* Adds the scaled chains of one chunk; denormals are kept here. offsets: NULL none. */
 static void add_group(const float *scales, const float *offsets, const float *chain,
                       const float *sums, uint32_t rows, bool fresh, float *c)
 {
@@ -114,11 +115,11 @@ static void add_group(const float *scales, const float *offsets, const float *ch
     }
 }
 
-/* A group's codes as pairs, and what ends its chains. */
+/* A group's codes as pairs, and the scales and offsets for the end of its chains. */
 typedef struct wide_group {
     _Alignas(64) uint32_t pairs[EP_F8_BLOCK / 2 * LINE_WORDS];
     uint32_t lines;
-    bool is_mx; /* pairs have their scales */
+    bool is_mx; /* the scales are part of the pairs */
     float scales[EP_FFN_PANEL];
     float offsets[EP_FFN_PANEL];
     bool has_offsets;
@@ -156,7 +157,7 @@ static void group_chunk(const wide_group *group, const float *x, uint32_t rows, 
     }
 }
 
-/* A group's codes become pairs once, for all chunks. */
+/* A group's codes are converted to pairs once, for all chunks. */
 static void fma_group_panel(ep_weight_format format, const float *a, uint32_t rows,
                             const uint8_t *panel, uint32_t k_count, const uint8_t *next, float *c)
 {
@@ -179,7 +180,7 @@ static void fma_group_panel(ep_weight_format format, const float *a, uint32_t ro
     }
 }
 
-/* What ep_ffn_kernel has of these. */
+/* The members of ep_ffn_kernel that are defined here. */
 #define FMA_PARTS                                                                                  \
     .family = EP_FFN_FAMILY_BF16DP, .panel = fma_panel, .group_panel = fma_group_panel,            \
     .activate = ep_act_rows, .exp16 = ep_act_exp16, .pack_rows = ep_ffn_generic_pack_pairs,        \

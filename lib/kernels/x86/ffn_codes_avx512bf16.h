@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Codes of packed panels of formats with groups to pairs of bf16, without their scales: by table
- * and arithmetic on units that dot products leave free. codes is a constant wherever these are
- * inlined, but for the table; one kind of 4 bits may stand for all. Included by files with
- * instruction set flags.
+ * Converts codes of packed panels of formats with groups to pairs of bf16, without their scales, by
+ * table look-ups and arithmetic on units that dot products leave free. codes is a constant wherever
+ * these are inlined, except for the table; one kind of 4-bit codes may stand for all. Included only
+ * by files with instruction set flags.
  */
 #ifndef EP_KERNELS_X86_FFN_CODES_AVX512BF16_H
 #define EP_KERNELS_X86_FFN_CODES_AVX512BF16_H
@@ -13,9 +13,10 @@
 #include "kernels/ffn_tile.h"
 
 /*
- * 4-bit codes: their bf16, twice: a look-up sees five bits, of which the last is the next code's.
- * e4m3: what is added to a code moved to the place of bf16's exponent and mantissa: 120 to the
- * exponent, else what makes a small code's last three bits the normal number they are. int8: none.
+ * 4-bit codes: their bf16, twice, because a look-up uses five bits, the last of which belongs to
+ * the next code. e4m3: what is added to a code after moving it to the place of bf16's exponent and
+ * mantissa: 120 to the exponent; for a small code, what turns its last three bits into the normal
+ * number that they mean. int8: none.
  */
 INLINE __m512i ep_codes_table(ep_weight_codes codes)
 {
@@ -38,9 +39,9 @@ INLINE __m512i ep_codes_table(ep_weight_codes codes)
 }
 
 /*
- * Vectors j and j + 1 of a line, j 0 or 2. Of 4-bit codes both loads are the same words, the second
- * a byte on: that spares a shift, which takes half a dot product's time (Zen 4). It reads a byte
- * behind the line; behind a group's last one are scales.
+ * Loads vectors j and j + 1 of a line, j 0 or 2. For 4-bit codes both loads are of the same words,
+ * the second one byte later: this saves a shift, which would take half the time of a dot product
+ * (Zen 4). It reads a byte beyond the line; after a group's last line this is a byte of the scales.
  */
 INLINE __m512i ep_codes_load(ep_weight_codes codes, const uint8_t *line, int j)
 {
@@ -59,8 +60,8 @@ INLINE __m512i ep_codes_widen_e4m3(__m512i table, __m512i high, __m512i index)
     return _mm512_add_epi16(bits, more);
 }
 
-/* Pairs of int8: byte 0 or 1 of each half of a word. All of them have at most 8 bits: the lower
- * half of their f32 is zero. */
+/* Pairs of int8: byte 0 or 1 of each half of a word. Each has at most 8 bits, so the lower half of
+ * its f32 is zero. */
 INLINE __m512i ep_codes_widen_int8(__m512i words, int j)
 {
     const __m512i low =

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the panels of formats with groups have in common on x86. Up to EP_FFN_CHUNK_ROWS rows: the
- * panel streams through once and its codes are widened in registers. More: blocks of groups are
- * widened into memory that stays in the near caches, and every chunk passes over them; both take
- * the same steps for each output.
- * Included behind the vectors of an instruction set, by files with its flags; each family has tiles
+ * Shared by panels of formats with groups on x86. For up to EP_FFN_CHUNK_ROWS rows the panel is
+ * read once, and its codes are widened in registers. For more rows, blocks of groups are widened
+ * into memory that stays in the near caches, and every chunk uses them. Both take the same steps
+ * for each output.
+ * Included after the vectors of an instruction set, by files with its flags; each family has tiles
  * of its own.
  */
 #ifndef EP_KERNELS_X86_FFN_GROUP_H
@@ -12,17 +12,15 @@
 
 #include <string.h>
 
-/* Widened groups of a block: 256 bytes a line, then 64 scales as f32, then, where there are any, 64
- * offsets. */
+/* Widened groups of a block: 256 bytes a line, then 64 scales as f32, then 64 offsets, if any. */
 #define EP_GROUP_LINE_BYTES 256u
-#define EP_GROUP_BLOCK_LINES 128u /* one group or more, of 8 lines or more */
+#define EP_GROUP_BLOCK_LINES 128u /* at least one group; groups have at least 8 lines */
 #define EP_GROUP_BLOCK_BYTES                                                                       \
     ((EP_GROUP_BLOCK_LINES + EP_GROUP_BLOCK_LINES / 8) * EP_GROUP_LINE_BYTES)
-/* Fetched at least that far ahead where one chunk takes each line once: less and memory's latency
- * shows. */
+/* How far ahead to fetch where only one chunk uses each line; with less, memory's latency shows. */
 #define EP_GROUP_AHEAD_BYTES 9216u
 
-/* A panel of a format: what tiles ask of it while they run. */
+/* A panel of a format, with what tiles need while they run. */
 typedef struct ep_group_panel_form {
     ep_weight_format format;
     uint32_t group_lines; /* of a whole group */
@@ -33,27 +31,27 @@ typedef struct ep_group_panel_form {
     size_t block_factors;
 } ep_group_panel_form;
 
-/* Groups that a tile passes over, and what it fetches into the second level cache meanwhile. */
+/* The groups that a tile processes, and what it fetches into the second-level cache meanwhile. */
 typedef struct ep_group_walk {
     const ep_group_panel_form *form;
     const uint8_t *groups; /* panel's groups, or widened ones */
     uint32_t first;        /* line of the panel */
     uint32_t lines;        /* of all groups; the last may be short */
-    /* codes: of each group as much as it is long itself. widened: `step` bytes per line */
+    /* codes: each group fetches as many bytes as it has itself. widened: `step` bytes per line */
     const uint8_t *ahead;
     size_t step;
-    uint8_t *wide; /* where a tile that widens leaves the groups */
+    uint8_t *wide; /* where a tile that widens leaves the widened groups */
 } ep_group_walk;
 
-/* c[r][o] += scaled chains of the groups, for the rows of one chunk; a [line][rows]. */
+/* Adds the scaled chains of the groups to c[r][o], for the rows of one chunk; a is [line][rows]. */
 typedef void (*ep_group_tile)(const ep_group_walk *walk, const float *a, float *c);
 
 typedef struct ep_group_form {
     const ep_group_tile *tiles; /* over codes, by rows - 1 */
     const ep_group_tile *wide;  /* over widened groups */
-    /* over codes that it leaves widened for the others; NULL: `widen` before all chunks */
+    /* for codes, leaving them widened for the other chunks; NULL: `widen` runs before all chunks */
     const ep_group_tile *first;
-    /* The lines of one group from line `first` of the panel on, its scales and offsets. */
+    /* Widens the lines of one group, from line `first` of the panel on, its scales and offsets. */
     void (*widen)(const ep_group_panel_form *form, const uint8_t *group, uint32_t first,
                   uint32_t lines, uint8_t *to);
 } ep_group_form;
@@ -78,13 +76,14 @@ INLINE const float *ep_group_factors(const ep_group_panel_form *form, uint32_t l
     return form->factors + line / form->block_lines * form->block_factors;
 }
 
-/* What ends a group, for a tile. offset: looked at where there are offsets. */
+/* The scales and offsets at the end of a group, for one tile. offset: only if the format has
+ * offsets. */
 typedef struct {
     vector scale[VECTORS];
     vector offset[VECTORS];
 } ep_group_end;
 
-/* Outputs o.. of an array of scales, or of parts of them. */
+/* Outputs from o on of an array of scales, or of parts of scales. */
 INLINE vector ep_group_load_scale(ep_weight_scales kind, const uint8_t *scales, uint32_t o)
 {
     if (kind == EP_SCALES_BF16 || kind == EP_SCALES_F16) {
@@ -104,7 +103,7 @@ INLINE vector ep_group_load_scale(ep_weight_scales kind, const uint8_t *scales, 
                                         : vector_load_any(scales + 4 * o);
 }
 
-/* scales: behind the codes of the group that has these factors. has_offsets is a constant. */
+/* scales: after the codes of the group that has these factors. has_offsets is a constant. */
 INLINE void ep_group_load_end(const bool has_offsets, const ep_group_panel_form *form,
                               const uint8_t *scales, const float *factors, uint32_t strip,
                               ep_group_end *end)
@@ -143,7 +142,7 @@ INLINE size_t ep_group_wide_bytes(const ep_group_panel_form *form)
            EP_GROUP_LINE_BYTES;
 }
 
-/* One chunk. The last groups fetch the first ones of the next panel. */
+/* For one chunk. The last groups fetch the first groups of the next panel. */
 INLINE void ep_group_stream(const ep_group_form *form, const ep_group_panel_form *panel_form,
                             const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
                             const uint8_t *next, float *c)
@@ -166,8 +165,7 @@ INLINE void ep_group_stream(const ep_group_form *form, const ep_group_panel_form
     form->tiles[rows - 1](&walk, a, c);
 }
 
-/* Blocks of groups, all chunks per block; each chunk fetches its share of the next block,
- * evenly. */
+/* Block by block, all chunks per block; each chunk fetches an equal share of the next block. */
 INLINE void ep_group_blocks(const ep_group_form *form, const ep_group_panel_form *panel_form,
                             const float *a, uint32_t rows, const uint8_t *panel, uint32_t lines,
                             const uint8_t *next, float *c)

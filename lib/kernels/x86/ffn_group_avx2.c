@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Panels of formats with groups and of w8a8, AVX2 and FMA. */
+/* Panels of formats with groups and of w8a8, for AVX2 and FMA. */
 #include "kernels/ffn_int8.h"
 #include "kernels/x86/ffn_vector_avx2.h"
 #include "kernels/x86/ffn_x86.h"
 
-/* quads that stay in the nearest cache while eight outputs after eight pass over them */
+/* how many quads stay in the nearest cache while the outputs, eight at a time, use them */
 #define INT8_BLOCK 32
 #define INT8_BLOCK_BYTES (INT8_BLOCK * 4 * EP_FFN_PANEL)
 
-/* What is taken from codes as integers: 8 of int4, 0 of uint4. */
+/* What is subtracted from codes as integers: 8 for int4, 0 for uint4. */
 typedef __m256i code_lookup;
 
 INLINE code_lookup code_lookup_of(ep_weight_format format)
@@ -16,14 +16,14 @@ INLINE code_lookup code_lookup_of(ep_weight_format format)
     return _mm256_set1_epi32(ep_weight_format_codes(format) == EP_CODES_UINT4 ? 0 : 8);
 }
 
-/* The lowest codes of eight words, widened exactly. */
+/* The lowest codes of eight words, exactly widened. */
 INLINE vector widen_nibbles(ep_weight_codes codes, code_lookup bias, __m256i words)
 {
     if (codes == EP_CODES_INT4) {
         return _mm256_cvtepi32_ps(
             _mm256_sub_epi32(_mm256_and_si256(words, _mm256_set1_epi32(15)), bias));
     }
-    /* looks at three bits */
+    /* the instruction uses three bits */
     const vector table = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
     const __m256i sign =
         _mm256_and_si256(_mm256_slli_epi32(words, 28), _mm256_set1_epi32((int)0x80000000u));
@@ -52,9 +52,9 @@ void ep_ffn_avx2_group_panel(ep_weight_format format, const float *a, uint32_t r
 }
 
 /*
- * Eight outputs over n quads; of the next block as many bytes from ahead on are fetched. |w| as
- * unsigned times a with w's sign: a pair of products is at most 2 * 128 * 127, which 16 bits hold,
- * since rows never have -128.
+ * Eight outputs over n quads; fetches as many bytes from ahead on. Multiplies |w| as unsigned by a
+ * with w's sign. The sum of two products is at most 2 * 128 * 127, which fits 16 bits, since rows
+ * never contain -128.
  */
 INLINE void int8_eight(const int rows, const int8_t *a, const uint8_t *b, uint32_t n, bool first,
                        const uint8_t *ahead, int32_t *sums)

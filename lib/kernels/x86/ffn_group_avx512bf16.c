@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Panels of formats with groups in family `bf16dp`, AVX-512 BF16: codes become bf16 by table and
- * arithmetic, two k per step. At the end of a group one multiplication stands beside 16 dot
+ * arithmetic, two k per step. At the end of a group there is one multiplication for 16 dot
  * products. MX formats: ffn_mx_avx512bf16.c.
  */
 #include "kernels/x86/ffn_avx512bf16.h"
@@ -10,7 +10,7 @@
 #include "kernels/x86/ffn_sums.h"
 #include "kernels/x86/ffn_x86.h"
 
-#define HALF_ROWS 3 /* whose chains and totals both stay in registers */
+#define HALF_ROWS 3 /* how many rows keep both chains and totals in registers */
 
 /* Bytes of a line of codes. */
 INLINE size_t line_bytes_of(ep_weight_codes codes)
@@ -18,7 +18,7 @@ INLINE size_t line_bytes_of(ep_weight_codes codes)
     return ep_weight_codes_are_nibbles(codes) ? EP_FFN_PANEL : 2 * EP_FFN_PANEL;
 }
 
-/* What ends a group, and the sums of the rows' inputs, a row to a lane. */
+/* Scales and offsets of a group, and the sums of the rows' inputs, one lane per row. */
 typedef struct {
     ep_group_end of;
     __m512 sums;
@@ -37,7 +37,7 @@ INLINE __m512 add_scaled(const bool has_offsets, const group_end *end, int j, __
     return has_offsets ? _mm512_sub_ps(total, _mm512_mul_ps(sum, end->of.offset[j])) : total;
 }
 
-/* total += chains of one group, scaled. */
+/* Adds the scaled chains of one group to total. */
 INLINE void add_group(const int rows, const bool has_offsets, const int first_row,
                       const group_end *end, __m512 acc[][VECTORS], __m512 total[][VECTORS])
 {
@@ -51,7 +51,7 @@ INLINE void add_group(const int rows, const bool has_offsets, const int first_ro
     }
 }
 
-/* The same where totals do not fit the registers beside the chains. */
+/* The same where totals do not fit the registers together with the chains. */
 INLINE void add_group_to(const int rows, const bool has_offsets, const group_end *end,
                          __m512 acc[][VECTORS], float *c)
 {
@@ -67,7 +67,7 @@ INLINE void add_group_to(const int rows, const bool has_offsets, const group_end
     }
 }
 
-/* Inputs of a line's rows, a lane each, onto their sums. */
+/* Adds the inputs of a line's rows to their sums, one lane per row. */
 INLINE __m512 add_sums(const int rows, const float *a, __m512 sums)
 {
     const __m512 x = _mm512_maskz_loadu_ps((__mmask16)((1u << rows) - 1u), a);
@@ -75,7 +75,7 @@ INLINE __m512 add_sums(const int rows, const float *a, __m512 sums)
                             (__m512bh)_mm512_set1_epi32(0x3f803f80));
 }
 
-/* n lines of codes, whose like from ahead on are fetched. */
+/* n lines of codes; fetches as many from ahead on. */
 INLINE void code_lines(const int rows, const ep_weight_codes codes, const bool has_offsets,
                        const __m512i table, const float *a, const uint8_t *b, const uint8_t *ahead,
                        uint32_t n, __m512 acc[][VECTORS], group_end *end)
@@ -132,8 +132,8 @@ INLINE void code_tile(const int rows, const ep_weight_codes codes, const bool ha
     store_sums(keeps ? rows : 0, 0, total, c);
 }
 
-/* A line's weights, from b; widens: from codes, and left at b. widens and codes are constants
- * wherever this is inlined. */
+/* A line's weights. Read from b or, if widens, from codes, and then stored at b. widens and codes
+ * are constants wherever this is inlined. */
 INLINE void take_line(const bool widens, const ep_weight_codes codes, __m512i table,
                       const uint8_t *line, uint8_t *b, vector w[VECTORS])
 {
@@ -150,7 +150,7 @@ INLINE void take_line(const bool widens, const ep_weight_codes codes, __m512i ta
     }
 }
 
-/* A group's scales and offsets, likewise. line: its first of the panel. */
+/* A group's scales and offsets, likewise. line: the group's first line in the panel. */
 INLINE void load_wide_end(const bool widens, const bool has_offsets,
                           const ep_group_panel_form *form, const uint8_t *scales, uint32_t line,
                           uint8_t *b, group_end *end)
@@ -176,10 +176,10 @@ INLINE void load_wide_end(const bool widens, const bool has_offsets,
 }
 
 /*
- * Some rows of a chunk over widened groups, first_row on of as many as stride says; widens: over
- * codes, whose groups are left widened. Stores of more than some dozen sums after each group would
- * hold up the dot products of the next. rows, first_row, stride, widens, codes and has_offsets are
- * constants wherever this is inlined. Row 0's part fetches.
+ * Some rows of a chunk over widened groups: first_row on, in steps of stride. widens: reads codes
+ * and leaves the groups widened. Storing more than some dozen sums after each group would delay the
+ * dot products of the next one. rows, first_row, stride, widens, codes and has_offsets are
+ * constants wherever this is inlined. The part with row 0 fetches ahead.
  */
 INLINE void wide_part(const int rows, const int first_row, const int stride, const bool widens,
                       const ep_weight_codes codes, const bool has_offsets,
@@ -221,8 +221,8 @@ INLINE void wide_part(const int rows, const int first_row, const int stride, con
     store_sums(rows, 0, total, c);
 }
 
-/* A chunk; its first half fetches and, if it is to, widens. rows, widens, codes and has_offsets are
- * constants wherever this is inlined. */
+/* A chunk in two halves; the first one fetches ahead and, if asked for, widens. rows, widens, codes
+ * and has_offsets are constants wherever this is inlined. */
 INLINE void wide_tile(const int rows, const bool widens, const ep_weight_codes codes,
                       const bool has_offsets, const ep_group_walk *walk, const float *a, float *c)
 {
@@ -240,7 +240,8 @@ INLINE void wide_tile(const int rows, const bool widens, const ep_weight_codes c
     static const ep_group_form form_##name = {                                                     \
         .tiles = name, .wide = wide_tiles, .first = name##_first};
 
-EP_GROUP_TILES(wide, wide_tile, false, EP_CODES_INT4, false) /* widened, all are alike */
+/* once widened, all formats are alike */
+EP_GROUP_TILES(wide, wide_tile, false, EP_CODES_INT4, false)
 EP_GROUP_TILES(wide_offsets, wide_tile, false, EP_CODES_INT4, true)
 FORM(e4m3, EP_CODES_E4M3, false, wide)
 FORM(int8, EP_CODES_INT8, false, wide)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Panels of formats with groups, AVX-512F. */
+/* Panels of formats with groups, for AVX-512F. */
 #include "kernels/x86/ffn_vector_avx512.h"
 #include "kernels/x86/ffn_x86.h"
 
-/* Exact values of 4-bit codes, by code. */
+/* Exact values of 4-bit codes, indexed by code. */
 typedef vector code_lookup;
 
 INLINE code_lookup code_lookup_of(ep_weight_format format)

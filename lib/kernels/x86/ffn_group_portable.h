@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Panels of formats with groups in family `portable`: codes widened in registers, a chain per
- * group, one scaled add per group. The including file has the vectors of its instruction set and
+ * Panels of formats with groups in family `portable`: codes are widened in registers, with a chain
+ * and one scaled add per group. The including file has the vectors of its instruction set and
  * defines before
  *     code_lookup, code_lookup_of(format)   what 4-bit codes are widened by
  *     load_nibbles(codes, lookup, group, k, strip, w)
@@ -15,7 +15,7 @@
 
 #include "kernels/x86/ffn_sums.h"
 
-#define WIDE EP_CODES_NONE /* in the place of codes: a widened group */
+#define WIDE EP_CODES_NONE /* passed as codes: stands for a widened group */
 
 /* Column k of a group. codes is a constant wherever this is inlined; int4 stands for uint4 too. */
 INLINE void load_line(ep_weight_codes codes, code_lookup lookup, const uint8_t *group, uint32_t k,
@@ -36,7 +36,7 @@ INLINE void load_line(ep_weight_codes codes, code_lookup lookup, const uint8_t *
     }
 }
 
-/* A group that a tile passes over, and its end. */
+/* The group that a tile processes, and its scales and offsets. */
 typedef struct {
     const uint8_t *codes;
     const uint8_t *scales;
@@ -46,7 +46,7 @@ typedef struct {
     size_t step;          /* for each load of codes */
 } tile_group;
 
-/* c = fma(scale, chain, c), then c = fma(-offset, sum, c). sums: of the rows, where there are
+/* c = fma(scale, chain, c), then c = fma(-offset, sum, c). sums: of the rows' inputs, for
  * offsets. */
 INLINE void add_group(const int rows, const bool has_offsets, const ep_group_end *end,
                       uint32_t strip, const float *sums, vector acc[][VECTORS], float *c)
@@ -81,9 +81,9 @@ INLINE void load_end(const bool is_wide, const bool has_offsets, const ep_group_
 }
 
 /*
- * The lines of a group for one strip of a chunk, then its end. 4-bit codes of two columns lie side
- * by side: loaded once where both are. Where one strip is the panel, it fetches as it goes and
- * makes the rows' sums.
+ * The lines of a group for one strip of a chunk, then its scales and offsets. 4-bit codes of two
+ * columns are adjacent and are loaded once for both. If one strip is the whole panel, it also
+ * fetches ahead and computes the rows' sums.
  */
 INLINE void strip_tile(const int rows, const ep_weight_codes codes, const bool has_offsets,
                        const ep_group_panel_form *form, const tile_group *group, const float *a,
@@ -121,7 +121,7 @@ INLINE void strip_tile(const int rows, const ep_weight_codes codes, const bool h
     add_group(rows, has_offsets, &end, strip, sums, acc, c);
 }
 
-/* Sums of the rows' inputs, a row to a lane. */
+/* Sums of the rows' inputs; each row has a lane. */
 INLINE void sum_rows(const int rows, const float *a, uint32_t n, float sums[VECTOR_FLOATS])
 {
     vector sum = vector_zero();
@@ -200,9 +200,8 @@ INLINE void widen_group(const ep_weight_codes codes, const bool has_offsets,
 }
 
 /*
- * The form of formats with such codes, and with offsets or without: tiles over codes, and a
- * function that widens a group. Which format it is of these, they look up in the panel's form at
- * the end of each group.
+ * The form of formats with such codes, with or without offsets: tiles over codes, and a function
+ * that widens a group. At the end of each group they read the exact format from the panel's form.
  */
 #define FORM(name, codes, has_offsets, wide_tiles)                                                 \
     EP_GROUP_TILES(name, group_tile, codes, has_offsets)                                           \

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Register tiles over the lines of a panel as it is: one form for all families and sets of
- * instructions. The including file has the vectors and vector_step (ffn_sums.h) and defines before
- *     LINE_PARTS                               loads of weights that a line is taken in, 1 or 2
- *     LINE_INPUTS                              inputs of a row for a line, 1 or LINE_PARTS
+ * Register tiles over the plain lines of a panel: one form for all families and instruction sets.
+ * The including file has the vectors and vector_step (ffn_sums.h) and defines before
+ *     LINE_PARTS                               in how many parts a line's weights are loaded, 1 or
+ *                                              2
+ *     LINE_INPUTS                              inputs of a row per line, 1 or LINE_PARTS
  *     line_bytes(dtype)
  *     load_line(dtype, part, line, strip, w)   dtype and part are constants
  * Inputs are [line][LINE_INPUTS][rows].
@@ -13,8 +14,8 @@
 
 #include "kernels/x86/ffn_sums.h"
 
-/* One tile over n lines. fetched: cache lines for each line of b. fresh: c is not read. rows, dtype
- * and fetched are constants wherever this is inlined. */
+/* One tile over n lines. fetched: cache lines fetched per line of b. fresh: c is not read. rows,
+ * dtype and fetched are constants wherever this is inlined. */
 INLINE void tile(const int rows, const ep_dtype dtype, const int fetched, prefetch ahead,
                  const float *a, const uint8_t *b, uint32_t n, bool fresh, uint32_t strip, float *c)
 {

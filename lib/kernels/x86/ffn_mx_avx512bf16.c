@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Panels of MX formats in family `bf16dp`, AVX-512 BF16. Many rows: blocks of lines that the first
- * chunk widens, with their scales, and leaves in memory, where the others take them as if they were
- * of bf16. A look-up makes of codes bf16 with a great exponent; a subtraction of integers,
- * saturating so that zeros stay zeros, puts the scale into 32 of them.
+ * Panels of MX formats in family `bf16dp`, AVX-512 BF16. Many rows: the first chunk widens blocks
+ * of lines, with their scales, and leaves them in memory, where the other chunks use them like bf16
+ * weights. A look-up turns codes into bf16 with a large exponent; a saturating integer subtraction,
+ * which keeps zeros, applies the scale to 32 of them.
  * Few rows: each chunk in ffn_mx_few_avx512bf16.c.
  */
 #include "kernels/ffn_element.h"
@@ -13,41 +13,40 @@
 #include "kernels/x86/ffn_x86.h"
 
 #define GROUP_LINES (EP_MX_GROUP / 2u)
-/* 128 KiB: with what is fetched of the next one it lies in the second level cache */
+/* 128 KiB: fits the second-level cache together with what is fetched of the next block */
 #define BLOCK_LINES 512u
 
 TILES(tiles_one, EP_DTYPE_BF16, 1)
 
-/* Groups that a chunk widens. */
+/* The groups that a chunk widens. */
 typedef struct mx_walk {
     const uint8_t *groups;
     uint32_t lines;       /* of all groups; the last may be short */
     const uint8_t *ahead; /* fetched into the second level cache meanwhile: step bytes per line */
     size_t step;
-    uint8_t *wide; /* where the lines are left */
+    uint8_t *wide; /* where the widened lines are stored */
 } mx_walk;
 
-/* The exponent's field of 1.0 in the tables: the greatest with which no code overflows. */
+/* The exponent field of 1.0 in the tables: the largest with which no code overflows. */
 INLINE uint8_t table_exponent(ep_weight_format format)
 {
     return format == EP_WEIGHTS_MXFP4 ? 252 : 246;
 }
 
-/* The least scale with which all codes are normal numbers; with those above table_exponent some
- * overflow. */
+/* The smallest scale with which all codes are normal numbers; with scales above table_exponent some
+ * codes overflow. */
 INLINE uint8_t least_scale(ep_weight_format format)
 {
     return format == EP_WEIGHTS_MXFP4 ? 2 : 10;
 }
 
-/* mxfp8: the exponent's field, where that of a normal code's exponent is 0, with which 1.0 is as
- * great as in the table. */
+/* mxfp8: the exponent field for a code exponent of 0 that makes 1.0 as large as in the table. */
 INLINE __m512i e4m3_more(void)
 {
     return _mm512_set1_epi16(0x7780);
 }
 
-/* ep_codes_table with a great exponent. Both codes of zero are +0. */
+/* ep_codes_table with a large exponent. Both codes of zero are +0. */
 INLINE __m512i great_table(ep_weight_format format)
 {
     static const uint16_t e2m1[16] = {0x0000, 0x7d80, 0x7e00, 0x7e40, 0x7e80, 0x7ec0,
@@ -71,12 +70,12 @@ INLINE __m512i scaled_e4m3(__m512i table, __m512i words, __m512i high, __m512i i
     return _mm512_maskz_sub_epi16(is_some, _mm512_add_epi16(bits, more), words);
 }
 
-/* words: by how much the exponents of 16 outputs are too great, in their place. */
+/* words: how much too large the exponents of 16 outputs are, at the exponent's place. */
 INLINE __m512i scaled(ep_weight_format format, __m512i table, __m512i words, __m512i codes, int j)
 {
     if (format == EP_WEIGHTS_MXFP4) {
-        /* A saturating subtraction in two: its own unit is one of the dot products', those of these
-         * are not (Zen 4). */
+        /* A saturating subtraction in two instructions: the single one uses a unit of the dot
+         * products, these do not (Zen 4). */
         const __m512i great =
             _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, (unsigned)(4 * (j & 1))), table);
         return _mm512_sub_epi16(_mm512_max_epu16(great, words), words);
@@ -85,7 +84,7 @@ INLINE __m512i scaled(ep_weight_format format, __m512i table, __m512i words, __m
                         : scaled_e4m3(table, words, codes, _mm512_srli_epi16(codes, 8));
 }
 
-/* Whether every output's scale is one that a subtraction puts in. */
+/* Whether the subtraction can apply every output's scale. */
 INLINE bool is_easy(ep_weight_format format, const uint8_t *scales)
 {
     const uint8_t low = least_scale(format);
@@ -97,7 +96,7 @@ INLINE bool is_easy(ep_weight_format format, const uint8_t *scales)
 
 INLINE __m512i load_words(ep_weight_format format, const uint8_t *scales, int j)
 {
-    /* A scale's byte into both words of a pair. */
+    /* Copies a scale's byte to both words of a pair. */
     const __m512i twice =
         _mm512_set4_epi32((int)0x800c800cu, (int)0x80088008u, (int)0x80048004u, (int)0x80008000u);
     const __m512i e =
@@ -125,8 +124,8 @@ INLINE void code_lines(const int rows, const ep_weight_format format, const mx_w
         __m512i codes = _mm512_setzero_si512();
         _mm_prefetch((const char *)ahead, _MM_HINT_T1);
         ahead += walk->step;
-        /* all of a line before its dot products: stores between these hold them up, 13 cycles a
-         * line */
+        /* Prepare a whole line before its dot products: stores between would cost 13 cycles a
+         * line. */
         vector w[VECTORS];
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
@@ -138,8 +137,8 @@ INLINE void code_lines(const int rows, const ep_weight_format format, const mx_w
     }
 }
 
-/* Lines done: all, or those before a group with a scale that is not easy. rows and format are
- * constants. */
+/* Returns the lines done: all, or those before a group with a scale that the subtraction cannot
+ * apply. rows and format are constants. */
 INLINE uint32_t code_tile(const int rows, const ep_weight_format format, mx_walk walk,
                           const float *a, bool first, float *c)
 {
@@ -216,7 +215,7 @@ static void widen_hard_group(ep_weight_format format, const uint8_t *group, uint
     }
 }
 
-/* One chunk over groups of codes, whatever their scales. */
+/* One chunk over groups of codes with any scales. */
 static void chunk_of_codes(ep_weight_format format, mx_walk walk, const float *a, uint32_t rows,
                            bool first, float *c)
 {
@@ -241,8 +240,7 @@ static void chunk_of_codes(ep_weight_format format, mx_walk walk, const float *a
     }
 }
 
-/* Blocks of lines, all chunks per block; each chunk fetches its share of the next block's codes,
- * evenly. */
+/* Block by block, all chunks per block; each chunk fetches a share of the next block's codes. */
 static void block_panel(ep_weight_format format, const float *a, uint32_t rows,
                         const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c)
 {
@@ -272,7 +270,7 @@ static void block_panel(ep_weight_format format, const float *a, uint32_t rows,
     }
 }
 
-/* With so many chunks widening for each is dearer than leaving the lines in memory. */
+/* From this many chunks on, widening for each costs more than leaving the lines in memory. */
 INLINE uint32_t many_chunks(ep_weight_format format)
 {
     return format == EP_WEIGHTS_MXFP4 ? 3 : 2;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Panels of MX formats for one chunk of rows in family `bf16dp`, AVX-512 BF16. A power of two
- * commutes with rounding, so the codes are not scaled here: sums are kept in units of their group's
- * scale and change units between groups, on units that dot products leave free. That has the bits
- * of scaled weights unless a sum, there or here, leaves the range of normal numbers on the way.
- * Whether it cannot have is seen afterwards:
- *   every product and so every sum is a multiple of the product of the least bits of inputs, codes
- *   and scales; where that, also in the greatest units, is a normal number, no sum but zero lies
- *   below it;
- *   no scale makes a code's weight less than a normal number, which would be +0 (bf16dp.h), however
- *   great the inputs are; no unit is above 1, so what overflows as scaled weights overflows here
- *   too, and stays an infinity or a NaN.
+ * commutes with rounding, so codes are not scaled here. Sums are kept in units of their group's
+ * scale and change units between groups, on execution units that dot products leave free. The bits
+ * equal those of scaled weights unless a sum, with either method, leaves the range of normal
+ * numbers on the way. Whether that is excluded is checked afterwards:
+ *   Every product, and so every sum, is a multiple of the product of the lowest bits of inputs,
+ *   codes and scales. If that, also in the largest units, is a normal number, no sum but zero is
+ *   below the normal numbers.
+ *   No scale may make a code's weight smaller than a normal number, since it would be +0 (bf16dp.h)
+ *   however large the inputs are. No unit is above 1, so what overflows with scaled weights
+ *   overflows here too, and remains an infinity or NaN.
  */
 #include "kernels/x86/ffn_avx512bf16.h"
 #include "kernels/x86/ffn_codes_avx512bf16.h"
@@ -18,13 +18,13 @@
 #include "kernels/x86/ffn_x86.h"
 
 #define GROUP_LINES (EP_MX_GROUP / 2u)
-#define GROUPS_AHEAD 8u /* fetched that far ahead: fewer and memory's latency shows */
+#define GROUPS_AHEAD 8u /* how far ahead to fetch; with fewer, memory's latency shows */
 #define UNIT 127        /* the scale 1.0 */
 
 /* What the panel's sums were made of. */
 typedef struct seen {
-    __m512i inputs; /* the least of 2 |x| - 1 in 16 bits: of a zero the greatest */
-    __m512i least;  /* of the scales, in bytes */
+    __m512i inputs; /* the least of 2 |x| - 1 in 16 bits, which is the greatest for a zero */
+    __m512i least;  /* the least of the scales, in bytes */
     __m512i most;
 } seen;
 
@@ -52,7 +52,7 @@ INLINE void see(const int rows, const float *a, uint32_t n, const uint8_t *scale
     }
 }
 
-/* Whether the sums are sure to be those of scaled weights. */
+/* Whether the sums certainly equal those of scaled weights. */
 INLINE bool is_sure(const int rows, ep_weight_format format, const seen *all, __m512 acc[][VECTORS])
 {
     enum { ENDLESS_OR_NAN = 0x99, LEAST_NORMAL = 1, INPUT_BITS = 7 };
@@ -81,8 +81,8 @@ INLINE bool is_sure(const int rows, ep_weight_format format, const seen *all, __
             overflown |= _mm512_fpclass_ps_mask(acc[r][j], ENDLESS_OR_NAN);
         }
     }
-    const int exponent = (int)((input + 1) >> 8);    /* field of the least input */
-    const bool is_weight_normal = scale > code_bits; /* the least code's */
+    const int exponent = (int)((input + 1) >> 8);    /* exponent field of the least input */
+    const bool is_weight_normal = scale > code_bits; /* of the smallest code */
     return overflown == 0 && is_weight_normal && unit <= UNIT &&
            exponent - INPUT_BITS - code_bits + scale - UNIT >= LEAST_NORMAL;
 }
@@ -92,7 +92,7 @@ INLINE __m512i load_scales(const uint8_t *scales, int j)
     return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(scales + 16 * j)));
 }
 
-/* Sums in units of the scales `from` become those in units of `to`. */
+/* Converts sums from units of the scales `from` to units of `to`. */
 INLINE void change_units(const int rows, const uint8_t *from, const uint8_t *to,
                          __m512 acc[][VECTORS])
 {
@@ -107,8 +107,7 @@ INLINE void change_units(const int rows, const uint8_t *from, const uint8_t *to,
     }
 }
 
-/* n lines of a group; its like from ahead on is fetched. rows and format are constants wherever
- * this is inlined. */
+/* n lines of a group; fetches as many from ahead on. rows and format are constants. */
 INLINE void code_lines(const int rows, const ep_weight_format format, __m512i table, const float *a,
                        const uint8_t *b, const uint8_t *ahead, uint32_t n, __m512 acc[][VECTORS])
 {
@@ -128,7 +127,7 @@ INLINE void code_lines(const int rows, const ep_weight_format format, __m512i ta
     }
 }
 
-/* The last groups fetch the first ones of the next panel. rows and format are constants wherever
+/* The last groups fetch the first groups of the next panel. rows and format are constants wherever
  * this is inlined. */
 INLINE bool few_rows(const int rows, const ep_weight_format format, const float *a,
                      const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A panel in short blocks of lines, which stay in the nearest cache while all chunks pass. Included
- * behind ffn_lines.h. */
+/* A panel in short blocks of lines, which stay in the nearest cache while all chunks use them.
+ * Included after ffn_lines.h. */
 #ifndef EP_KERNELS_X86_FFN_NEAR_BLOCKS_H
 #define EP_KERNELS_X86_FFN_NEAR_BLOCKS_H
 

@@ -1,36 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A panel on AVX-512, in blocks of lines that lie in the second level cache with what is fetched of
- * the next one (1 MB on the CPUs that have BF16 or VNNI). Included behind ffn_lines.h; the
+ * A panel on AVX-512, in blocks of lines that fit the second-level cache together with what is
+ * fetched of the next block (1 MB on CPUs with BF16 or VNNI). Included after ffn_lines.h; the
  * including file defines end_row.
  */
 #ifndef EP_KERNELS_X86_FFN_PANEL_AVX512_H
 #define EP_KERNELS_X86_FFN_PANEL_AVX512_H
 
-/* Long blocks spare the accumulators trips to memory. With few rows a block is soon done, and one
- * that was not fetched ahead is dear. */
+/* Long blocks save moving accumulators to memory and back. With few rows a block is soon done, and
+ * one that was not fetched ahead costs much. */
 #define FEW_ROWS 32u
 #define FEW_ROWS_BLOCK 512u
 #define WIDE_BLOCK 1024u
-/* Fetched that far ahead while weights stream in and each line is used by one chunk. */
+/* How far ahead to fetch while weights stream in and each line is used by one chunk. */
 #define STREAM_BYTES 2048u
 
-/* Where the rows of a panel's products go when they are complete; batch NULL: nowhere. */
+/* Where the rows of a panel's products are written when they are complete; batch NULL: nowhere. */
 typedef struct {
     const ep_ffn_batch *batch;
     uint32_t first;
     uint32_t count;
-    /* w8a8: what its sums are added to and multiplied by */
+    /* w8a8: what is added to sums, and what they are multiplied by */
     const int32_t *offsets;
     const float *weight_scales;
     const float *row_scales;
 } destination;
 
-/* What is left to do with the complete sums y of row r. */
+/* Finishes the complete sums y of row r. */
 static void end_row(const destination *to, uint32_t r, float *y);
 
-/* Tiles by how many cache lines they fetch per line of b: its share of the next block in one or
- * two, whole lines. */
+/* Tiles by how many cache lines they fetch per line of b: a share of the next block in one or two,
+ * or whole lines. */
 typedef struct {
     const tile_func *one;
     const tile_func *two;
@@ -38,8 +38,7 @@ typedef struct {
     size_t line_bytes;
 } panel_tiles;
 
-/* One chunk: the weights stream through once. The last lines fetch the first ones of the next
- * panel. */
+/* For one chunk: weights are read once. The last lines fetch the first of the next panel. */
 static void stream_panel(const panel_tiles *tiles, const float *a, uint32_t rows,
                          const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c)
 {
@@ -62,7 +61,7 @@ static void end_rows(const destination *to, uint32_t first_row, uint32_t rows, f
     }
 }
 
-/* Before the arithmetic that ends in them. */
+/* Called before the arithmetic whose results are written there. */
 static void fetch_outputs(const destination *to, uint32_t first_row, uint32_t rows)
 {
     if (to->batch != NULL) {
@@ -70,7 +69,7 @@ static void fetch_outputs(const destination *to, uint32_t first_row, uint32_t ro
     }
 }
 
-/* Blocks of one length, so that each fetches all of the next one. */
+/* Blocks of equal length, so that each can fetch the whole next one. */
 static uint32_t block_lines(uint32_t rows, uint32_t lines)
 {
     const uint32_t most = rows <= FEW_ROWS ? FEW_ROWS_BLOCK : WIDE_BLOCK;
@@ -79,9 +78,9 @@ static uint32_t block_lines(uint32_t rows, uint32_t lines)
 }
 
 /*
- * Blocks of lines, all chunks per block. While a block is used from the near caches every chunk
- * fetches its share of the next one, evenly, so that loading hides behind arithmetic. Behind the
- * last block lies the next panel.
+ * Block by block, all chunks per block. While a block is used from the near caches, every chunk
+ * fetches an equal share of the next block, so that loading overlaps arithmetic. After the last
+ * block comes the next panel.
  */
 static void panel_to(const panel_tiles *tiles, const destination *to, const float *a, uint32_t rows,
                      const uint8_t *panel, uint32_t lines, const uint8_t *next, float *c)

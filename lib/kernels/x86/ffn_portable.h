@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tiles of family `portable` over panels of bf16, f16 and f32, whose weights are widened in
- * registers. Included by files with the vectors of their instruction set. */
+ * registers. Included only by files with the vectors of their instruction set. */
 #ifndef EP_KERNELS_X86_FFN_PORTABLE_H
 #define EP_KERNELS_X86_FFN_PORTABLE_H
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The sums of a tile: up to EP_FFN_CHUNK_ROWS rows x VECTORS vectors of outputs, one form for all
- * families and sets of instructions. The including file has the vectors (ffn_vector_avx2.h,
+ * families and instruction sets. The including file has the vectors (ffn_vector_avx2.h,
  * ffn_vector_avx512.h) and defines before
- *     vector_step(acc, w, x)     acc and the products of weights w and the input x in all lanes
- *     vector_input(part, from)   such an input, where it is another than the float at from
+ *     vector_step(acc, w, x)     adds to acc the products of weights w and the input x in all lanes
+ *     vector_input(part, from)   loads such an input, if it is not simply the float at from
  */
 #ifndef EP_KERNELS_X86_FFN_SUMS_H
 #define EP_KERNELS_X86_FFN_SUMS_H
@@ -38,7 +38,7 @@ INLINE void store_sums(const int rows, uint32_t strip, vector acc[][VECTORS], fl
     }
 }
 
-/* Weights of a line's vector j for all rows. */
+/* Adds the products of a line's vector j of weights for all rows. */
 INLINE void add_vector(const int rows, vector w, const int j, const float *a, vector acc[][VECTORS])
 {
 #pragma GCC unroll 6
@@ -47,7 +47,7 @@ INLINE void add_vector(const int rows, vector w, const int j, const float *a, ve
     }
 }
 
-/* Those of a line, or of a part of it, row after row. */
+/* Adds those of a line, or of a part of it, row by row. */
 INLINE void add_part(const int rows, const int part, const vector w[VECTORS], const float *a,
                      vector acc[][VECTORS])
 {

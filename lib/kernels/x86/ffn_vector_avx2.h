@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vectors of tiles on AVX2, FMA and F16C: 8 floats, two to a tile, four tiles to a panel. What
- * each function does: ffn_vector_avx512.h. Included by files with instruction set flags. */
+/* Vectors of tiles on AVX2, FMA and F16C: 8 floats, two per tile, four tiles per panel.
+ * ffn_vector_avx512.h says what each function does. Included only by files with instruction set
+ * flags. */
 #ifndef EP_KERNELS_X86_FFN_VECTOR_AVX2_H
 #define EP_KERNELS_X86_FFN_VECTOR_AVX2_H
 
@@ -14,8 +15,8 @@
 
 typedef __m256 vector;
 
-/* A tile has outputs first..first+7 and first+16..first+23: what eight 32-bit lanes of a bf16 panel
- * widen to, and nibbles v and v + 1 of eight words of 4-bit codes. */
+/* A tile has outputs first..first+7 and first+16..first+23: these are what eight 32-bit lanes of a
+ * bf16 panel widen to, and nibbles v and v + 1 of eight words of 4-bit codes. */
 INLINE uint32_t vector_output(uint32_t strip, int j)
 {
     return (strip >> 1) * 32 + (strip & 1) * 8 + 16 * (uint32_t)j;

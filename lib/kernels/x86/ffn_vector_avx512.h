@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vectors of tiles on AVX-512F: 16 floats, four to a tile, which has all outputs of a panel.
- * Included by files with instruction set flags. */
+/* Vectors of tiles on AVX-512F: 16 floats, four per tile, which has all outputs of a panel.
+ * Included only by files with instruction set flags. */
 #ifndef EP_KERNELS_X86_FFN_VECTOR_AVX512_H
 #define EP_KERNELS_X86_FFN_VECTOR_AVX512_H
 
@@ -54,7 +54,7 @@ INLINE void vector_load_words(const uint8_t *line, vector w[VECTORS])
     }
 }
 
-/* A number, or a pair or quad of them, in all lanes. */
+/* A number, or a pair or quad of numbers, copied to all lanes. */
 INLINE vector vector_all(const float *from)
 {
     return _mm512_set1_ps(*from);
@@ -75,7 +75,7 @@ INLINE vector vector_fnma(vector a, vector b, vector c)
     return _mm512_fnmadd_ps(a, b, c);
 }
 
-/* The bf16 in the low halves of words, widened, and those in the high halves. */
+/* Widens the bf16 in the low halves of words; the next one, those in the high halves. */
 INLINE vector vector_low_halves(vector v)
 {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(v), 16));
@@ -113,7 +113,8 @@ INLINE vector vector_of_uint8(const uint8_t *from)
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_bytes(from)));
 }
 
-/* Exponent and mantissa moved to their places, then a power of two for the exponents' biases. */
+/* Moves exponent and mantissa to their places, then multiplies by a power of two for the different
+ * exponent biases. */
 INLINE vector vector_of_e4m3(const uint8_t *from)
 {
     const __m512i wide = _mm512_cvtepi8_epi32(load_bytes(from));
@@ -130,7 +131,7 @@ INLINE vector vector_of_e8m0(const uint8_t *from)
         _mm512_mask_mov_epi32(_mm512_slli_epi32(codes, 23), least, _mm512_set1_epi32(0x00400000)));
 }
 
-/* The inputs of a line's rows, a lane each, onto their sums. rows is a constant. */
+/* Adds the inputs of a line's rows to their sums, one lane per row. rows is a constant. */
 INLINE vector vector_add_rows(const int rows, vector sums, const float *a)
 {
     return _mm512_add_ps(sums, _mm512_maskz_loadu_ps((__mmask16)((1u << rows) - 1u), a));

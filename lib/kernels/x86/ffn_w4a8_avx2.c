@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Family `w4a8` on AVX2: tiles of up to 6 rows x 16 outputs, whose sums of 16 bits stay in
- * registers. Weights are moved up as in the AVX-512 VNNI form. Of the other formats they are at
- * most 15, so a whole group's sum of pairs, 16 products of at most 127 * 15, stays below 2^15;
- * mxfp4's, at most 28, are summed so for half a group.
+ * Family `w4a8` on AVX2: tiles of up to 6 rows x 16 outputs, whose 16-bit sums stay in registers.
+ * Weights are made unsigned as in the AVX-512 VNNI form. In the other formats they are at most 15,
+ * so the sum of pairs over a whole group, 16 products of at most 127 * 15, stays below 2^15. Those
+ * of mxfp4, at most 28, are summed in this way for half a group.
  */
 #include <immintrin.h>
 
@@ -15,7 +15,7 @@
 #include "kernels/x86/ffn_x86.h"
 
 #define AHEAD_BYTES 4096u
-#define BLOCK_GROUPS 16u /* stay near while all chunks pass */
+#define BLOCK_GROUPS 16u /* stay in a near cache while all chunks use them */
 _Static_assert(BLOCK_GROUPS % (EP_SCALE_BLOCK / EP_MX_GROUP) == 0, "factors begin with a block");
 #define TILE_OUTPUTS (VECTORS * VECTOR_FLOATS)
 
@@ -31,7 +31,7 @@ INLINE __m256i widen(ep_weight_format format, __m256i bytes)
     return _mm256_shuffle_epi8(e2m1, nibbles);
 }
 
-/* One pair of quads in 16 bits. codes: of the tile's outputs; a: the pair's two lines. rows is a
+/* Adds one pair of quads in 16 bits. codes: the tile's outputs; a: the pair's lines. rows is a
  * constant. */
 INLINE void add_pair(const int rows, const ep_weight_format format, const uint8_t *codes,
                      const float *a, __m256i sums[][VECTORS])
@@ -50,15 +50,15 @@ INLINE void add_pair(const int rows, const ep_weight_format format, const uint8_
 #pragma GCC unroll 2
             for (int j = 0; j < VECTORS; j++) {
                 sums[r][j] = _mm256_add_epi16(sums[r][j], _mm256_maddubs_epi16(w[j], x));
-                /* else GCC adds up products first and keeps the sums in memory */
+                /* otherwise GCC adds up products first and keeps the sums in memory */
                 __asm__("" : "+x"(sums[r][j]));
             }
         }
     }
 }
 
-/* Of outputs o..: scales, and of q4_k eighths of offsets. scales: behind the group's codes;
- * factors: the group's. */
+/* Scales of outputs from o on, and for q4_k eighths of their offsets. scales: after the group's
+ * codes; factors: the group's. */
 INLINE void load_ends(const ep_weight_format format, const uint8_t *scales, const float *factors,
                       uint32_t o, vector *out_scale, vector *out_eighth)
 {
@@ -78,7 +78,7 @@ INLINE void load_ends(const ep_weight_format format, const uint8_t *scales, cons
     }
 }
 
-/* total + the sum of a group, scaled. a: row r of the group's lines. */
+/* total + the scaled sum of a group. a: row r of the group's lines. */
 INLINE vector add_group(const int rows, const ep_weight_format format, vector total, __m256i sum,
                         vector scale, vector eighth, const float *a)
 {
@@ -96,14 +96,13 @@ INLINE vector add_group(const int rows, const ep_weight_format format, vector to
     return vector_fma(vector_mul(_mm256_cvtepi32_ps(sum), input_scale), scale, total);
 }
 
-/* Outputs first.. of one group. factors: the group's; a: its lines. rows and format are constants.
- */
+/* Outputs from first on of a group. factors: the group's; a: its lines. rows, format: constants. */
 INLINE void strip_tile(const int rows, const ep_weight_format format, const uint8_t *group,
                        const float *factors, uint32_t first, const float *a, float *c)
 {
-    const int pairs = format == EP_WEIGHTS_MXFP4 ? 2 : 4; /* summed in 16 bits */
+    const int pairs = format == EP_WEIGHTS_MXFP4 ? 2 : 4; /* how many are summed in 16 bits */
     __m256i acc[EP_FFN_CHUNK_ROWS][VECTORS];
-    /* else GCC finds the addresses of all lines before it comes here, and keeps them in memory */
+    /* otherwise GCC computes the addresses of all lines beforehand and keeps them in memory */
     __asm__("" : "+r"(a));
 #pragma GCC unroll 2
     for (int p = 0; p < 4; p += pairs) {
@@ -136,8 +135,7 @@ INLINE void strip_tile(const int rows, const ep_weight_format format, const uint
     }
 }
 
-/* One chunk over n groups, of whose blocks of columns factors are. rows and format are constants.
- */
+/* One chunk over n groups; factors: of their blocks of columns. rows, format: constants. */
 INLINE void tile(const int rows, const ep_weight_format format, const uint8_t *group, uint32_t n,
                  const float *factors, const float *a, float *c)
 {
@@ -237,7 +235,7 @@ INLINE void round_group(const vector x[4], uint32_t words[EP_FFN_W4A8_LINES])
     words[EP_FFN_W4A8_START_LINE] = (uint32_t)(-8 * _mm_cvtsi128_si32(four));
 }
 
-/* The same of n inputs, 1..32, with zeros behind them, to row r of the group's lines at a. */
+/* The same for n inputs, 1..32, padded with zeros, written to row r of the group's lines at a. */
 INLINE void lay_group(const float *x, uint32_t n, uint32_t rows, uint32_t r, float *a)
 {
     _Alignas(32) float padded[EP_MX_GROUP] = {0.0f};

@@ -1,31 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Family `w4a8` on AVX-512 VNNI. The instruction takes unsigned by signed: weights are moved up by
- * 8 (int4: the code itself) or 16 (mxfp4), and sums begin at minus that times the sum of the
- * group's inputs; those of q4_k are unsigned as they are. Codes become bytes in registers, anew for
- * each chunk: a few instructions for 16 outputs and two quads, beside two dot products for each
- * row.
+ * Family `w4a8` on AVX-512 VNNI. The instruction multiplies unsigned by signed. So 8 (int4: giving
+ * the code itself) or 16 (mxfp4) is added to weights, and sums begin at minus that times the sum of
+ * the group's inputs; weights of q4_k are unsigned already. Codes become bytes in registers, again
+ * for each chunk: a few instructions for 16 outputs and two quads, for two dot products per row.
  */
 #include "kernels/ffn_w4a8.h"
 #include "kernels/x86/ffn_avx512.h"
 #include "kernels/x86/ffn_x86.h"
 
-#define VECTORS 4       /* of 16 outputs: a panel */
-#define HALF_VECTORS 2  /* whose totals stay in registers beside the sums of any number of rows */
-#define STREAM_GROUPS 6 /* fetched that many groups ahead while weights stream in */
-/* the most of a block, which stays in the second level cache while all chunks pass */
+#define VECTORS 4 /* of 16 outputs: a panel */
+/* how many vectors keep totals in registers besides the sums, for any number of rows */
+#define HALF_VECTORS 2
+#define STREAM_GROUPS 6 /* how many groups ahead to fetch while weights stream in */
+/* largest block; it stays in the second-level cache while all chunks use it */
 #define BLOCK_GROUPS 64
 
-/* Groups that a tile passes over, and what it fetches meanwhile. */
+/* The groups that a tile processes, and what it fetches meanwhile. */
 typedef struct {
     const uint8_t *groups;
     uint32_t count;
-    uint32_t first;              /* number of the first one in its panel */
-    const float *factors;        /* of the panel, all of them */
-    const uint8_t *next_factors; /* fetched while weights stream in, a cache line each group */
+    uint32_t first;              /* index of the first one in its panel */
+    const float *factors;        /* for the whole panel */
+    const uint8_t *next_factors; /* fetched while weights stream in, one cache line per group */
     const uint8_t *ahead;
-    /* bytes per group; unused while weights stream in: then as much as the group passed over is
-     * long */
+    /* bytes per group. Unused while weights stream in: then each group fetches its own size */
     size_t step;
 } walk;
 
@@ -47,20 +46,20 @@ static __attribute__((noinline, cold)) void rare_scales(const uint8_t *scales, f
     }
 }
 
-/* Of a group: scales, and of q4_k eighths of offsets. */
+/* Scales of a group, and for q4_k eighths of offsets. */
 typedef struct {
     __m512 scales[VECTORS];
     __m512 eighths[VECTORS];
 } group_ends;
 
-/* 16 bytes, each times its float. */
+/* 16 bytes, each multiplied by its float. */
 INLINE __m512 join_parts(const uint8_t *parts, const float *factors)
 {
     const __m128i bytes = _mm_load_si128((const __m128i *)(const void *)parts);
     return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), _mm512_load_ps(factors));
 }
 
-/* Those of outputs 16 first.. of a group. scales: of the whole group; factors: its own. */
+/* Those of outputs from 16 first on. scales: of the whole group; factors: its own. */
 INLINE void load_ends(const ep_weight_format format, const uint8_t *scales, const float *factors,
                       int first, const int vectors, group_ends *to)
 {
@@ -87,7 +86,7 @@ INLINE void load_ends(const ep_weight_format format, const uint8_t *scales, cons
         }
         return;
     }
-    /* 2^(code - 128) is a normal number of the exponent code - 1, but for the codes 0, 1 and
+    /* 2^(code - 128) is a normal number with exponent field code - 1, except for codes 0, 1,
      * 255. */
     const __m512i from_two = _mm512_sub_epi8(_mm512_load_si512(scales), _mm512_set1_epi8(2));
     if (__builtin_expect(_mm512_cmpgt_epu8_mask(from_two, _mm512_set1_epi8((char)252)) != 0, 0)) {
@@ -109,9 +108,9 @@ INLINE void load_ends(const ep_weight_format format, const uint8_t *scales, cons
 }
 
 /*
- * A cache line of weights that stream in, into the second level cache: the first one has few places
- * for lines on their way, and other loads would wait for one. Only of a single row, which waits for
- * memory more than it computes, the first one is as quick or a little quicker.
+ * Fetches a cache line of streaming weights into the second-level cache. The first level has few
+ * places for lines in flight, and other loads would wait for one. For a single row, which waits for
+ * memory more than it computes, the first level is as quick or slightly quicker.
  */
 INLINE void fetch_line(const int rows, const uint8_t *line)
 {
@@ -124,8 +123,8 @@ INLINE void fetch_line(const int rows, const uint8_t *line)
 
 /*
  * The sums of one group for `vectors` vectors of outputs from first on. a: the group's lines.
- * ahead: as many cache lines of another group are fetched where it fetches, evenly: fetched in a
- * bunch they would keep loads waiting.
+ * ahead: as many cache lines of another group are fetched if fetches is set, spread evenly: fetched
+ * all at once they would delay loads.
  */
 INLINE void sum_group(const int rows, const ep_weight_format format, const uint8_t *group,
                       int first, const int vectors, const bool fetches, const uint8_t *ahead,
@@ -174,7 +173,7 @@ INLINE void sum_group(const int rows, const ep_weight_format format, const uint8
     }
 }
 
-/* total += sums of a group, scaled; the first sums to total[r][first]. */
+/* Adds the scaled sums of a group to total; the first ones to total[r][first]. */
 INLINE void add_group(const int rows, const ep_weight_format format, const int vectors,
                       const float *a, const group_ends *by, __m512i acc[][VECTORS], const int first,
                       __m512 total[][VECTORS])
@@ -220,7 +219,7 @@ INLINE void store_totals(const int rows, const int vectors, __m512 total[][VECTO
     }
 }
 
-/* What lies beside codes: group g's share of it. */
+/* Fetches group g's share of the scales and factors. */
 INLINE void fetch_ends(const int rows, const ep_weight_format format, const walk *over, uint32_t g,
                        const uint8_t *ahead)
 {
@@ -234,14 +233,14 @@ INLINE void fetch_ends(const int rows, const ep_weight_format format, const walk
     }
 }
 
-/* What the parts of group g of those passed over are multiplied by. */
+/* The factors of parts for group g of the processed groups. */
 INLINE const float *factors_of(const ep_weight_format format, const walk *over, uint32_t g)
 {
     return over->factors +
            (over->first + g) / (EP_SCALE_BLOCK / EP_MX_GROUP) * ep_ffn_block_factors(format);
 }
 
-/* Up to 3 rows of one chunk: totals of a whole panel stay in registers. rows and format are
+/* Up to 3 rows of one chunk: the totals of a whole panel stay in registers. rows and format are
  * constants wherever this is inlined. */
 INLINE void stream_few(const int rows, const ep_weight_format format, const walk *over,
                        const float *a, float *c)
@@ -264,8 +263,7 @@ INLINE void stream_few(const int rows, const ep_weight_format format, const walk
     store_totals(rows, VECTORS, total, c);
 }
 
-/* 4 rows: beside the totals of a whole panel there is room in registers for the sums of half a
- * panel. */
+/* 4 rows: the totals of a whole panel and the sums of half a panel fit the registers. */
 INLINE void stream_four(const int rows, const ep_weight_format format, const walk *over,
                         const float *a, float *c)
 {
@@ -290,8 +288,8 @@ INLINE void stream_four(const int rows, const ep_weight_format format, const wal
     store_totals(rows, VECTORS, total, c);
 }
 
-/* More rows of one chunk: both halves of each group, as memory is read in order; totals stay in
- * c. */
+/* More rows of one chunk: both halves of each group in turn, since memory is then read in order;
+ * totals stay in c. */
 INLINE void stream_many(const int rows, const ep_weight_format format, const walk *over,
                         const float *a, float *c)
 {
@@ -316,8 +314,8 @@ INLINE void stream_many(const int rows, const ep_weight_format format, const wal
     }
 }
 
-/* One of several chunks: half a panel after the other, so that totals of any number of rows stay in
- * registers. */
+/* One of several chunks: one half of a panel after the other, so that totals of any number of rows
+ * stay in registers. */
 INLINE void block_tile(const int rows, const ep_weight_format format, const walk *over,
                        const float *a, float *c)
 {
@@ -351,7 +349,7 @@ typedef void (*tile_func)(const walk *over, const float *a, float *c);
     {                                                                                              \
         func(rows, format, over, a, c);                                                            \
     }
-/* Where there are several chunks, each has 3 rows or more. */
+/* If there are several chunks, each has at least 3 rows. */
 #define TILES(name, format)                                                                        \
     TILE(stream_##name, 1, stream_few, format)                                                     \
     TILE(stream_##name, 2, stream_few, format)                                                     \
@@ -390,13 +388,13 @@ typedef struct {
     const float *factors;
 } whole_panel;
 
-/* Where the factors of a panel as long as this one begin; behind all groups. */
+/* Where the factors of a panel of this length begin: after all groups. */
 static const uint8_t *factors_behind(const whole_panel *panel, const uint8_t *next)
 {
     return (next == NULL ? panel->groups : next) + panel->count * panel->group_bytes;
 }
 
-/* The weights stream through once. The last groups fetch the first ones of the next panel. */
+/* The weights are read once. The last groups fetch the first groups of the next panel. */
 static void stream_panel(tile_func over_groups, const whole_panel *panel, const float *a,
                          uint32_t rows, const uint8_t *next, float *c)
 {
@@ -418,8 +416,8 @@ static void stream_panel(tile_func over_groups, const whole_panel *panel, const 
 }
 
 /*
- * Blocks of groups, of one length, so that each fetches all of the next one; all chunks per block.
- * Each half of each chunk fetches its share, evenly. Behind the last block lies the next panel.
+ * Blocks of groups of equal length, so that each can fetch the whole next one; all chunks per
+ * block. Each half of each chunk fetches an equal share. After the last block comes the next panel.
  */
 static void block_panel(const tile_func *tiles, const whole_panel *panel, const float *a,
                         uint32_t rows, const uint8_t *next, float *c)

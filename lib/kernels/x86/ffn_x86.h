@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels for x86-64. Call them only when cpu_features.h says so: their files alone get the
- * instruction set flags. */
+/* Kernels for x86-64. Call them only when cpu_features.h allows it: only their files are compiled
+ * with the instruction set flags. */
 #ifndef EP_KERNELS_X86_FFN_X86_H
 #define EP_KERNELS_X86_FFN_X86_H
 
@@ -10,7 +10,7 @@
 extern const ep_ffn_kernel ep_ffn_kernel_avx512bf16;
 extern const ep_ffn_kernel ep_ffn_kernel_bf16dp_avx512f; /* family bf16dp: AVX-512F only */
 extern const ep_ffn_kernel ep_ffn_kernel_bf16dp_avx2;    /* family bf16dp: AVX2, FMA */
-/* AVX-512 F, BW, DQ, VL, VNNI: as avx512f but for w8a8 */
+/* AVX-512 F, BW, DQ, VL, VNNI: differs from avx512f only for w8a8 */
 extern const ep_ffn_kernel ep_ffn_kernel_avx512vnni;
 /* family w4a8: AVX-512 F, BW, DQ, VL, VNNI */
 extern const ep_ffn_kernel ep_ffn_kernel_w4a8_avx512vnni;
@@ -18,12 +18,12 @@ extern const ep_ffn_kernel ep_ffn_kernel_w4a8_avx2; /* family w4a8: AVX2, FMA */
 extern const ep_ffn_kernel ep_ffn_kernel_avx512f;   /* AVX-512F only */
 extern const ep_ffn_kernel ep_ffn_kernel_avx2;      /* AVX2, FMA, F16C */
 
-/* Parts of the kernels above: ep_ffn_kernel's group_panel, int8_rows and int8_panel. */
+/* Parts of the kernels above: their group_panel, int8_rows and int8_panel. */
 void ep_ffn_avx512bf16_group_panel(ep_weight_format format, const float *a, uint32_t rows,
                                    const uint8_t *panel, uint32_t k_count, const uint8_t *next,
                                    float *c);
-/* The same of MX formats alone, for it. few: of one chunk; false: c may not have the family's
- * bits. */
+/* The same for MX formats only, which the function above calls. few: for one chunk; false: c may
+ * not have the family's bits. */
 void ep_ffn_avx512bf16_mx_panel(ep_weight_format format, const float *a, uint32_t rows,
                                 const uint8_t *panel, uint32_t k_count, const uint8_t *next,
                                 float *c);
