@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tail of assist_info_for_combine. */
+/* The seal at the end of assist_info_for_combine. */
 #include "group/group_assist.h"
 
 #include <inttypes.h>
@@ -19,7 +19,7 @@ typedef struct tail {
     uint32_t counts_digest;
     uint32_t triples_crc;
     uint32_t zero[6];
-    uint32_t crc; /* of all before */
+    uint32_t crc; /* of all bytes before it */
 } tail;
 _Static_assert(sizeof(tail) == EP_GROUP_ASSIST_TAIL_INTS * sizeof(int32_t), "tail");
 

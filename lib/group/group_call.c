@@ -104,7 +104,7 @@ static const char *name_of(int64_t value, const char *const *names, size_t count
     return value >= 0 && (uint64_t)value < count ? names[value] : "unknown";
 }
 
-/* The value as a user wrote it, "fullmesh_v2". */
+/* The value as users write it, "fullmesh_v2". */
 static void field_text(uint32_t i, int64_t value, char *out, size_t bytes)
 {
     static const char *const profiles[] = {"native", "a2", "a3"};
@@ -193,7 +193,7 @@ static void text_add(text *t, const char *format, ...)
     }
 }
 
-/* "ranks 0-2, 5": those with this value. Ranks ascend. */
+/* "ranks 0-2, 5": the ranks with this value, ascending. */
 static void add_ranks(text *t, const ep_group_call *calls, const uint32_t *ranks, uint32_t count,
                       uint32_t i, int64_t value)
 {
@@ -255,7 +255,7 @@ static bool differs(const ep_group_call *calls, uint32_t count, uint32_t i)
     return false;
 }
 
-/* Batches of a profile: of one size, or global_bs names the largest. */
+/* In the profiles all batches have one size, or global_bs names the largest. */
 static ep_err compare_batches(const ep_group_call *calls, const uint32_t *ranks, uint32_t count,
                               ep_error *out_error)
 {
@@ -269,7 +269,8 @@ static ep_err compare_batches(const ep_group_call *calls, const uint32_t *ranks,
                       ": with global_bs 0 all must be equal, else global_bs is ranks * largest BS",
                       out_error);
     }
-    const int64_t most = calls[largest].tokens; /* a peer's, of any size; 0: a TP pair, no batch */
+    /* from a peer, any value; 0: a TP pair, which has no batch */
+    const int64_t most = calls[largest].tokens;
     if (calls[0].global_bs != 0 && most != 0 &&
         (calls[0].global_bs / (int64_t)count != most || calls[0].global_bs % (int64_t)count != 0)) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One operator call of the group API as plain numbers: what the ranges are checked on, what ranks
- * compare, what rows are laid out by. Letters as in expertd/group.h.
+ * One operator call of the group API as plain numbers: for checking ranges, for the comparison
+ * between ranks, and for the layout of rows. Letters as in expertd/group.h.
  *
  * Threads    pure values.
  */
@@ -22,8 +22,8 @@ typedef enum ep_group_comm {
     EP_GROUP_FULLMESH_V2 = 2,
     EP_GROUP_HIERARCHY = 3
 } ep_group_comm;
-/* fullmesh_v1 is another name of fullmesh, and "" leaves the choice to us: one value in `comm`. The
- * profiles tell them apart. */
+/* The spelling of comm_alg. fullmesh_v1 is another name of fullmesh, and "" leaves the choice to
+ * us: both give one value of `comm`, but the profiles tell them apart. */
 typedef enum ep_group_comm_name {
     EP_GROUP_NAMED_NOTHING = 0,
     EP_GROUP_NAMED_FULLMESH = 1,
@@ -37,8 +37,8 @@ typedef enum ep_group_mask_kind {
     EP_GROUP_MASK_SLOTS = 2
 } ep_group_mask_kind;
 
-/* All 64 bits wide, so that one table describes them (group_call.c). Fields above the line must be
- * equal on all ranks. */
+/* All fields are 64 bits wide, so that one table describes them (group_call.c). Fields above the
+ * first line must be equal on all ranks. */
 typedef struct ep_group_call {
     int64_t operator; /* ep_group_operator */
     int64_t profile;
@@ -46,7 +46,7 @@ typedef struct ep_group_call {
     int64_t world_size;     /* the group's, before elastic_info */
     int64_t elastic_digest; /* of elastic_info, 0 without */
     int64_t moe_experts;    /* M, after elastic_info like the next four */
-    int64_t shared_experts; /* S, 0 when there are no shared-expert ranks */
+    int64_t shared_experts; /* S; 0 when there are no shared-expert ranks */
     int64_t shared_ranks;   /* SR */
     int64_t shared_rows;    /* rows of `scales` before those of the MoE experts */
     int64_t tp_world_size;  /* 1 or 2 */
@@ -70,13 +70,14 @@ typedef struct ep_group_call {
     int64_t has_expert_scales;
     int64_t has_shared_x;
     int64_t norm_eps_bits; /* the float's bits */
-    /* combine: which dispatch wrote assist_info_for_combine; EP_GROUP_BY_INDEX: expand_idx instead,
-     * so that frames say (index, local expert) for each row */
+    /* combine: the dispatch that wrote assist_info_for_combine. EP_GROUP_BY_INDEX: expand_idx is
+     * used instead, so frames contain (index, local expert) for each row */
     int64_t dispatch_number;
-    /* ---- each rank's own ---- */
-    int64_t tokens;       /* T */
-    int64_t has_inactive; /* a mask makes some token or slot inactive; known when the call runs */
-    /* ---- not told to others ---- */
+    /* ---- may differ between ranks ---- */
+    int64_t tokens; /* T */
+    /* a mask makes some token or slot inactive; known only when the call runs */
+    int64_t has_inactive;
+    /* ---- not sent to other ranks ---- */
     int64_t ranks;      /* W after elastic_info */
     int64_t local_rank; /* of this rank, after elastic_info */
     int64_t tp_rank;
@@ -85,50 +86,49 @@ typedef struct ep_group_call {
     int64_t has_elastic;
     int64_t comm_given; /* ep_group_comm_name: how comm_alg was spelled */
     int64_t by_index;   /* expand_idx instead of assist_info_for_combine */
-    /* routed experts that elastic_info took away; their ids stay between the others and the special
-     * experts' */
+    /* routed experts that elastic_info removed; their ids stay reserved between the other routed
+     * ones and the special experts */
     int64_t gone_experts;
-    /* rows for other hosts go there in one frame, to a gateway: a dispatch with hierarchy */
+    /* rows for another host go there in one frame, to a gateway: a dispatch with hierarchy */
     int64_t by_host;
 } ep_group_call;
 
 #define EP_GROUP_BY_INDEX (-1)
 
-/* Fields that travel: those above the second line. */
+/* Fields that must be equal, and that are sent: those above the first and the second line. */
 #define EP_GROUP_CALL_COMPARED 31
 #define EP_GROUP_CALL_TOLD 33
 #define EP_GROUP_RECORD_BYTES (8 + 8 * EP_GROUP_CALL_TOLD)
 
-/* Field i as plain number; i < EP_GROUP_CALL_TOLD. */
+/* Field i as a number; i < EP_GROUP_CALL_TOLD. */
 int64_t ep_group_call_field(const ep_group_call *call, uint32_t i);
-/* The name a user knows, "quant_mode". */
+/* The name that users know, "quant_mode". */
 const char *ep_group_call_field_name(uint32_t i);
 /* Text of an operator, "ep_moe_dispatch". */
 const char *ep_group_operator_name(int64_t operator);
 
-/* The record that travels at the front of each frame. */
+/* The record at the front of each frame. */
 void ep_group_record_encode(const ep_group_call *call, uint8_t out[EP_GROUP_RECORD_BYTES]);
-/* Fills the told fields. Errors: PROTOCOL (another number of fields). */
+/* Fills the fields that are sent. Errors: PROTOCOL (another number of fields). */
 ep_err ep_group_record_decode(const uint8_t record[EP_GROUP_RECORD_BYTES], ep_group_call *out_call,
                               ep_error *out_error);
 
 /*
- * Compares what all ranks told; ranks[i] is the group's number of calls[i], own is the index of
- * this rank.
+ * Compares the records of all ranks; ranks[i] is the rank in the group of calls[i].
  * Errors: INVALID_ARGUMENT naming the first parameter that differs, its values and the ranks of
  * each.
  */
 ep_err ep_group_calls_compare(const ep_group_call *calls, const uint32_t *ranks, uint32_t count,
                               ep_error *out_error);
-/* What a plan was prepared for against what the call brings. Errors: FAILED_PRECONDITION naming the
- * parameter and both values. */
+/* Compares what a plan was prepared for with the present call. Errors: FAILED_PRECONDITION naming
+ * the parameter and both values. */
 ep_err ep_group_call_check_plan(const ep_group_call *planned, const ep_group_call *call,
                                 ep_error *out_error);
 
 /* Fills comm and comm_given. name NULL or "", "fullmesh", ... Errors: INVALID_ARGUMENT listing the
  * names. */
 ep_err ep_group_comm_parse(const char *name, ep_group_call *call, ep_error *out_error);
-/* "" as text: "(none)". */
+/* The spelling as text; "(none)" for "". */
 const char *ep_group_comm_spelled(int64_t comm_given);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The fixed 64 bytes every frame between ranks begins with, version 2, little endian:
+ * The fixed 64 bytes at the begin of every frame between ranks, version 2, little endian:
  *
  *     offset size                               offset size
  *       0     4   magic "EPG1"                    32     8   payload bytes
@@ -14,21 +14,21 @@
  *      24     8   number of the call in its generation
  *
  *     kind      payload
- *     hello     struct ep_group_hello, encoded     first frame of whoever dials
- *     welcome   -                                  its answer; refused: text. By rank 0 once all
- *                                                  are there, else at once
- *     table     rank 0: every rank's URL and host, each ended by 0
+ *     hello     struct ep_group_hello, encoded     first frame of the dialling side
+ *     welcome   -                                  its answer; refused: text. Rank 0 sends it once
+ *                                                  all ranks are there, others at once
+ *     table     from rank 0: every rank's URL and host, each terminated by 0
  *     rows      record, zeros to a multiple of 64, body (group_rows.h)
  *     host rows the same with the body of group_host_rows.h: for all ranks of the receiver's host,
  *               to be passed on
- *     failed    text: this rank's own arguments are bad; stands for its rows
+ *     failed    text: this rank's own arguments are invalid; replaces its rows
  *     broken    text: this generation is given up
  *     bye       -
- *     lost      text: the origin is gone, and no more of its rows will be passed on. To ranks of
- *               the same host
+ *     lost      text: the origin is gone, and no more of its rows will be passed on. Sent to ranks
+ *               of the same host
  *
- * Passed on  flag of rows and failed that a gateway sends for the origin, and of lost. All else is
- *            its sender's own.
+ * Passed on  flag of rows, failed and lost that a gateway sends for the origin. All other frames
+ *            are their sender's own.
  *
  * Threads    pure.
  */
@@ -41,7 +41,7 @@
 #define EP_GROUP_FRAME_FIXED_BYTES 64
 #define EP_GROUP_FRAME_FLAG_CRC 1u
 #define EP_GROUP_FRAME_FLAG_PASSED_ON 2u
-/* Where a rows frame's body begins. */
+/* Where the body of a rows frame begins. */
 #define EP_GROUP_BODY_OFFSET ((EP_GROUP_FRAME_FIXED_BYTES + EP_GROUP_RECORD_BYTES + 63) / 64 * 64)
 
 typedef enum ep_group_frame_kind {
@@ -74,7 +74,7 @@ void ep_group_frame_encode(const ep_group_frame *frame, uint8_t out[EP_GROUP_FRA
 /* Errors: PROTOCOL (magic, version, CRC, kind, length). */
 ep_err ep_group_frame_decode(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES],
                              ep_group_frame *out_frame, ep_error *out_error);
-/* The whole frame's length; fits ep_lane_limits.frame_bytes. */
+/* The length of the whole frame; for ep_lane_limits.frame_bytes. */
 ep_err ep_group_frame_read_bytes(const uint8_t fixed[EP_GROUP_FRAME_FIXED_BYTES],
                                  size_t *out_frame_bytes, ep_error *out_error);
 
@@ -89,11 +89,11 @@ typedef struct ep_group_hello {
     char name[EP_GROUP_NAME_BYTES_MAX + 1];
     char url[EP_GROUP_URL_BYTES];     /* where the sender listens */
     char token[EP_GROUP_TOKEN_BYTES]; /* "" none */
-    char host[EP_HOST_BYTES];         /* the sender's; "" not known */
+    char host[EP_HOST_BYTES];         /* of the sender; "" unknown */
 } ep_group_hello;
 
 void ep_group_hello_encode(const ep_group_hello *hello, uint8_t out[EP_GROUP_HELLO_BYTES]);
-/* Errors: PROTOCOL (length, strings without end). */
+/* Errors: PROTOCOL (length, unterminated strings). */
 ep_err ep_group_hello_decode(const uint8_t *payload, size_t bytes, ep_group_hello *out_hello,
                              ep_error *out_error);
 

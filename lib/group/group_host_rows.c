@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing a host's rows once, and taking them apart there. */
+/* Packs rows for a host, each once, and takes them apart there. */
 #include "group/group_host_rows.h"
 
 #include <string.h>
@@ -102,7 +102,7 @@ static void put_u32(uint8_t *array, size_t index, uint32_t value)
     memcpy(array + 4 * index, &value, sizeof(value));
 }
 
-/* One member's slots, and the rows that nobody before it needed. */
+/* Writes one member's slots, and the rows that no member before it needed. */
 static void fill_member(const ep_group_host_sender *sender, const ep_group_host_parts *parts,
                         uint32_t member, uint8_t *body, uint32_t *slots_done, uint32_t *rows_done)
 {
@@ -139,7 +139,7 @@ void ep_group_host_fill(const ep_group_host_sender *sender, const ep_group_host_
     uint32_t slots = 0;
     uint32_t rows = 0;
     EP_ASSERT(!ep_batch_row_per_slot(sender->packer->batch));
-    memset(body, 0, parts.rows); /* the gaps between the parts too */
+    memset(body, 0, parts.rows); /* also clears the gaps between the parts */
     put_head(shape, body);
     for (uint32_t i = 0; i < sender->count; i++) {
         uint32_t member = sender->members[i];
@@ -194,7 +194,7 @@ static ep_err read_shape(const uint8_t *data, size_t bytes, ep_group_host_shape 
     return good ? EP_OK : bad("its numbers", out_error);
 }
 
-/* The ranks' counts are the frame's, and each rank's sum up to its slots. */
+/* The ranks' counts must add up to the frame's, and each rank's to its slots. */
 static bool sums_fit(const ep_group_host_body *body)
 {
     ep_group_host_part part;
@@ -220,7 +220,7 @@ static bool sums_fit(const ep_group_host_body *body)
     return true;
 }
 
-/* No sender's word is taken: any number may stand in told. */
+/* told comes from the sender, so it may contain any number. */
 static bool fits_call(const ep_group_call *told, const ep_group_host_shape *shape)
 {
     bool quantised = told->quant_mode == 2;

@@ -21,7 +21,7 @@ void ep_group_hosts_match(ep_group_host_name name, const void *arg, uint32_t ran
 void ep_group_hosts_build(const uint32_t *same, const uint32_t *members, uint32_t count,
                           ep_group_hosts *out_hosts)
 {
-    uint32_t host_of_rank[EP_GROUP_WORLD_MAX]; /* by the rank that stands for the host */
+    uint32_t host_of_rank[EP_GROUP_WORLD_MAX]; /* indexed by the rank that stands for the host */
     ep_group_hosts *hosts = out_hosts;
     memset(hosts, 0, sizeof(*hosts));
     memset(host_of_rank, 0xff, sizeof(host_of_rank));

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm_alg = hierarchy: which members of a call share a host, and who takes another host's rows in
- * for it. Every rank works this out from the same table, so nobody has to be told.
+ * comm_alg = hierarchy: which members of a call share a host, and which member receives another
+ * host's rows for it. Every rank computes this from the same table, so nothing is exchanged.
  *
  * Members    numbers 0..count-1 of a call's ranks (after elastic_info).
  * Gateways   rows of member s go to member `gateway(s, host)` of each other host. Sources of one
- *            host take different gateways of another as far as it has that many ranks, and so do
+ *            host use different gateways of another host, as far as it has that many ranks; so do
  *            hosts of one rank each.
  * Threads    pure.
  */
@@ -21,18 +21,18 @@
 typedef struct ep_group_hosts {
     uint32_t count;                        /* hosts, numbered in the order of their first members */
     uint32_t host_of[EP_GROUP_WORLD_MAX];  /* by member */
-    uint32_t place_of[EP_GROUP_WORLD_MAX]; /* of a member among those of its host */
+    uint32_t place_of[EP_GROUP_WORLD_MAX]; /* position of a member among those of its host */
     uint32_t first[EP_GROUP_WORLD_MAX + 1]; /* members of host h: list[first[h] .. first[h + 1]) */
     uint32_t list[EP_GROUP_WORLD_MAX];
 } ep_group_hosts;
 
-/* names(arg, rank) is the host of a rank of the group; "": not known, shares with nobody. out_same
- * [ranks]: the lowest rank on the same host. */
+/* names(arg, rank): the host of a rank of the group; "": unknown, shares with no other rank.
+ * out_same [ranks]: the lowest rank on the same host. */
 typedef const char *(*ep_group_host_name)(const void *arg, uint32_t rank);
 void ep_group_hosts_match(ep_group_host_name name, const void *arg, uint32_t ranks,
                           uint32_t *out_same);
 
-/* same: as above, by rank; members [count]: the call's ranks. */
+/* same: result of ep_group_hosts_match, by rank; members [count]: the call's ranks. */
 void ep_group_hosts_build(const uint32_t *same, const uint32_t *members, uint32_t count,
                           ep_group_hosts *out_hosts);
 
@@ -46,7 +46,7 @@ static inline bool ep_group_hosts_share(const ep_group_hosts *hosts, uint32_t a,
     return hosts->host_of[a] == hosts->host_of[b];
 }
 
-/* The member of a host that takes in what source sends there; source itself on its own host. */
+/* The member of a host that receives what source sends there; on its own host, source itself. */
 uint32_t ep_group_gateway(const ep_group_hosts *hosts, uint32_t source, uint32_t host);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Experts over ranks: even shares, the first ranks one more where it does not divide. */
+/* Experts over ranks: equal shares, and one more on the first ranks where it does not divide. */
 #include "group/group_layout.h"
 
 #include <inttypes.h>
@@ -25,7 +25,7 @@ static uint32_t share_holder(uint32_t items, uint32_t holders, uint32_t item)
 {
     uint32_t each = items / holders;
     uint32_t more = items % holders;
-    uint32_t larger = more * (each + 1); /* items held by those that have one more */
+    uint32_t larger = more * (each + 1); /* items on the ranks that have one more */
     return item < larger ? item / (each + 1) : more + (item - larger) / each;
 }
 
@@ -57,7 +57,7 @@ uint32_t ep_group_shared_rank(const ep_group_layout *layout, uint32_t shared, ui
     return begin + source % (end - begin);
 }
 
-/* Ranks that share this shared rank's expert; its batch comes from every so-many-th rank. */
+/* How many ranks share this shared rank's expert; with n, it serves every n-th rank. */
 static uint32_t peers_of_shared_rank(const ep_group_layout *layout, uint32_t rank)
 {
     uint32_t shared = share_holder(layout->shared_ranks, layout->shared_experts, rank);
@@ -157,7 +157,7 @@ ep_err ep_group_elastic_read(const int32_t *info, uint32_t world, uint32_t rank,
                    ", which makes this call: such a rank makes none",
                    rank);
     }
-    /* FNV-1a over the whole tensor: equal tensors, equal digest. 0 means "without". */
+    /* FNV-1a over the whole tensor, so that equal tensors have equal digests. 0 means "without". */
     uint64_t digest = 0xcbf29ce484222325ull;
     for (uint32_t i = 0; i < 4 + 2 * world; i++) {
         digest = (digest ^ (uint32_t)(i >= 4 + world + (uint32_t)info[1] ? 0 : info[i])) *

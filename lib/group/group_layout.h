@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who holds which expert in a group, and how many rows a rank may receive. Ranks here are those
- * after elastic_info.
+ * Which rank holds which expert, and how many rows a rank may receive. Ranks here are those after
+ * elastic_info.
  *
- * Buckets    every place rows can go to, in the order of the ranks: bucket r < SR is shared rank r,
+ * Buckets    the destinations of rows, in the order of the ranks: bucket r < SR is shared rank r,
  *            bucket SR + e is MoE expert e. The buckets of a rank are adjacent.
  * Threads    pure.
  */
@@ -15,7 +15,7 @@
 typedef struct ep_group_layout {
     uint32_t ranks;          /* W */
     uint32_t shared_ranks;   /* SR < W */
-    uint32_t shared_experts; /* S <= SR; 0 exactly when SR is 0 */
+    uint32_t shared_experts; /* S <= SR; 0 if and only if SR is 0 */
     uint32_t experts;        /* M >= 1 */
 } ep_group_layout;
 
@@ -27,23 +27,23 @@ static inline uint32_t ep_group_buckets(const ep_group_layout *layout)
     return layout->shared_ranks + layout->experts;
 }
 
-/* First bucket of a rank; rank == ranks gives the number of buckets. A rank's buckets are its local
+/* First bucket of a rank; for rank == ranks their number. A rank's buckets are its local
  * experts. */
 uint32_t ep_group_first_bucket(const ep_group_layout *layout, uint32_t rank);
-/* L of a rank: 1 on a shared rank. */
+/* L of a rank; 1 on a shared rank. */
 uint32_t ep_group_local_experts(const ep_group_layout *layout, uint32_t rank);
 uint32_t ep_group_bucket_rank(const ep_group_layout *layout, uint32_t bucket);
-/* The shared rank that serves shared expert s for tokens of a rank. */
+/* The shared rank that serves shared expert s for tokens of rank source. */
 uint32_t ep_group_shared_rank(const ep_group_layout *layout, uint32_t shared, uint32_t source);
 
-/* A of a rank in rows; *out_formula (may be NULL) says how it comes about, with numbers. */
+/* A of a rank, in rows; *out_formula (may be NULL) is its formula with numbers. */
 int64_t ep_group_capacity(const ep_group_call *call, uint32_t rank, char *out_formula,
                           size_t formula_bytes);
 
 /*
  * Reads elastic_info: i32 [4+2*world]. Members are the group's ranks in local order. Errors:
- * INVALID_ARGUMENT naming what does not fit. is_scaled_down 0: all ranks, and out_call keeps its
- * numbers.
+ * INVALID_ARGUMENT naming what does not fit. With is_scaled_down 0 all ranks are members, and call
+ * keeps its numbers.
  */
 ep_err ep_group_elastic_read(const int32_t *info, uint32_t world, uint32_t rank,
                              ep_group_call *call, uint32_t *out_members, ep_error *out_error);

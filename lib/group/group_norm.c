@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Each step is rounded in f32 as written; the sum of squares ascends. */
+/* Each step is rounded in f32 as written; squares are summed in ascending order. */
 #include "group/group_norm.h"
 
 #include <math.h>

@@ -2,9 +2,9 @@
 /*
  * One function per family of rules; each rule names parameter, value and allowed range.
  *
- * Source of a2 and a3: what the vendor documents for torch_npu.npu_moe_distribute_dispatch_v2 and
- * combine_v2 (op-plugin, August 2026), and where that is silent, for aclnnMoeDistributeDispatchV4
- * and CombineV4, which these call. A rule that a later release dropped is not held. With
+ * Source of a2 and a3: the vendor's documents of torch_npu.npu_moe_distribute_dispatch_v2 and
+ * combine_v2 (op-plugin, August 2026); where they are silent, those of aclnnMoeDistributeDispatchV4
+ * and CombineV4, which these call. Rules that a later release dropped are not applied. With
  * expand_idx: npu_moe_distribute_dispatch and combine, whose ranges are narrower.
  */
 #include "group/group_profile.h"
@@ -177,7 +177,7 @@ static ep_err check_vendor(const ep_group_call *call, ep_error *out_error)
     return absent("elastic_info", call->has_elastic, "the vendor keeps it for later", out_error);
 }
 
-/* What both profiles want of hierarchy. */
+/* Rules of both profiles for hierarchy. */
 static ep_err check_vendor_hierarchy(const ep_group_call *call, ep_error *out_error)
 {
     TRY(only_zero("zero_expert_num", call->zero_experts, "comm_alg is hierarchy", out_error));
@@ -197,7 +197,7 @@ static ep_err world_among(const ep_group_call *call, const int64_t *sizes, size_
     return BAD("ep_world_size is %" PRId64 ": allowed %s", call->world_size, says);
 }
 
-/* ---- with expand_idx: what the operators without _v2 allow less than those with ---- */
+/* ---- with expand_idx: the narrower ranges of the operators without _v2 ---- */
 
 static ep_err check_index_world(const ep_group_call *call, ep_error *out_error)
 {
@@ -389,7 +389,7 @@ ep_err ep_group_profile_check(const ep_group_call *call, ep_error *out_error)
     if (call->profile == EP_GROUP_NATIVE) {
         return EP_OK;
     }
-    if (call->by_index != 0) { /* first: its ranges are within the others' */
+    if (call->by_index != 0) { /* checked first, because its ranges are within the others */
         TRY(check_index(call, out_error));
     }
     TRY(check_vendor(call, out_error));

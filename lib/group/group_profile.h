@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ranges of a call's parameters: what the layout needs in any case (profile native), and the
- * vendor operator's table for profiles a2 and a3. Checks that need data (ids, masks) or other ranks
- * are elsewhere.
+ * The ranges of a call's parameters: what the layout always needs (profile native), and the vendor
+ * operator's table for profiles a2 and a3. Checks that need data (ids, masks) or other ranks are
+ * elsewhere.
  *
  * Threads    pure.
  */
@@ -13,7 +13,7 @@
 
 #define EP_GROUP_HIDDEN_MAX 16777216
 #define EP_GROUP_TOP_K_MAX 64
-/* of the vendor, whose server_num is ep_world_size / 8 */
+/* the vendor's server_num is ep_world_size / 8 */
 #define EP_GROUP_RANKS_PER_SERVER 8
 
 /* Errors: INVALID_ARGUMENT naming parameter, value, allowed range. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checking a batch, sorting its slots, packing its rows. */
+/* Checks a batch, sorts its slots, packs its rows. */
 #include "group/group_rows.h"
 
 #include <inttypes.h>
@@ -56,7 +56,7 @@ static bool is_masked(const ep_batch *batch, uint32_t token, uint32_t slot)
            ((const uint8_t *)ep_rows_at(&batch->mask_slots, token))[slot] == 0;
 }
 
-/* The vendor's rule: special experts' ids differ, too. */
+/* The vendor's rule: ids of special experts must differ, too. */
 static ep_err check_all_differ(const ep_batch *batch, uint32_t token, ep_error *out_error)
 {
     for (uint32_t k = 1; k < batch->top_k && ep_batch_token_active(batch, token); k++) {
@@ -162,7 +162,7 @@ void ep_group_sort(const ep_batch *batch, const ep_layer_shape *shape,
         }
     }
     uint32_t end = 0;
-    /* ends of the buckets; filling from behind turns them into begins */
+    /* ends of the buckets; filling from the end turns them into begins */
     for (uint32_t b = 0; b <= buckets; b++) {
         end += offsets[b];
         offsets[b] = end;
@@ -179,7 +179,7 @@ void ep_group_sort(const ep_batch *batch, const ep_layer_shape *shape,
 
 /* ---- expand_idx ---- */
 
-/* Where a sorted slot has its entry; shared experts' slots have none. */
+/* Index of a sorted slot's entry; shared experts' slots have none. */
 static size_t index_at(const ep_batch *batch, uint32_t slots_per_token, uint32_t number)
 {
     return (size_t)(number / slots_per_token) * batch->top_k + number % slots_per_token;
@@ -250,7 +250,7 @@ static EP_FLOAT_WORK void pack_rows(const ep_group_packer *packer, uint32_t buck
         uint32_t token = order[i] / packer->slots_per_token;
         uint32_t slot = order[i] % packer->slots_per_token;
         uint8_t *row = out->rows + (int64_t)i * out->stride_bytes;
-        /* the batch's own rules of quantisation and of what is not finite */
+        /* applies the batch's quantisation and NaN policy */
         ep_batch_send_row(batch, token, slot, bucket - packer->shared_ranks, row,
                           packer->quantise ? &out->scales[i] : NULL);
         if (out->weights != NULL) {

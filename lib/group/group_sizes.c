@@ -19,7 +19,7 @@ static uint64_t most_local_experts(const ep_group_call *call)
     return ((uint64_t)call->moe_experts + holders - 1) / holders;
 }
 
-/* Rows that one token may have on one MoE rank. */
+/* The most rows that one token may have on one MoE rank. */
 static uint64_t rows_per_token(const ep_group_call *call)
 {
     uint64_t local = most_local_experts(call);
@@ -55,7 +55,8 @@ uint64_t ep_group_worst_frame_bytes(const ep_group_call *call, int64_t max_bs)
     if (call->comm == EP_GROUP_HIERARCHY) {
         bytes = larger(bytes, host_frame_bytes(call, tokens, row));
     }
-    if (call->tp_world_size > 1) { /* all that a rank received, beside its counts and scales */
+    /* a frame may hold all that a rank received, with its counts and scales */
+    if (call->tp_world_size > 1) {
         uint64_t received = (uint64_t)call->ranks * rows;
         uint64_t counts = (uint64_t)call->ranks * most_local_experts(call);
         bytes = larger(bytes, 3 * (uint64_t)64 + 4 * counts + received * (row + 4));
@@ -70,7 +71,7 @@ static uint64_t align(uint64_t value, uint64_t unit)
     return (value + unit - 1) / unit * unit;
 }
 
-/* A row as it lies in the window: 480 of each 512 bytes are data with fullmesh_v2. */
+/* A row in the vendor's window: with fullmesh_v2, 480 of each 512 bytes are data. */
 static uint64_t window_row(const ep_group_call *call)
 {
     uint64_t bytes = align(2 * (uint64_t)call->hidden, 32) + 64;

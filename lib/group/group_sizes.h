@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How many bytes a call may need in the worst case, from its parameters alone. The call has passed
+ * The most bytes that a call may need, from its parameters alone. The call must have passed
  * ep_group_profile_check; max_bs is the largest BS of any rank.
  *
  * Errors     none. Threads: pure.
@@ -10,11 +10,11 @@
 
 #include "group/group_call.h"
 
-/* The largest frame a rank may have to send in a dispatch or a combine, header included. */
+/* The largest frame that a rank may have to send in a dispatch or combine, with its header. */
 uint64_t ep_group_worst_frame_bytes(const ep_group_call *call, int64_t max_bs);
 /*
- * What the vendor's documentation wants as HCCL_BUFFSIZE of group_ep and of group_tp (op-plugin,
- * npu_moe_distribute_dispatch_v2, August 2026). 0: profile native; no TP.
+ * The HCCL_BUFFSIZE of group_ep and of group_tp that the vendor's documentation requires
+ * (op-plugin, npu_moe_distribute_dispatch_v2, August 2026). 0: profile native; no TP.
  */
 uint64_t ep_group_vendor_bytes(const ep_group_call *call, int64_t max_bs);
 uint64_t ep_group_vendor_tp_bytes(const ep_group_call *call, int64_t max_bs);
