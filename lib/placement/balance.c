@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Greedy start, then exchanges with the busiest node. A move is one of: a copy to another node, two
- * copies change places, a copy takes the place of a spare one of another expert. Each is judged by
- * the busiest of all nodes it touches; each step takes the best.
+ * Greedy start, then exchanges with the busiest node. An exchange moves a copy to another node,
+ * swaps two copies, or replaces a spare copy by one of another expert. It is judged by the busiest
+ * of all nodes it affects; each step makes the best one.
  */
 #include "placement/balance.h"
 
@@ -14,21 +14,22 @@
 #include "base/random.h"
 
 enum { IDLE_MAX = 128, TRIES = 64 };
-#define DROP_WORTH 16 /* relief without a load counts as this many times relief with one */
-#define WORTH_IT 1e-4 /* of the busiest node's time: what a search goes on for */
+/* relief without a load counts as much as this many times the relief with one */
+#define DROP_WORTH 16
+#define WORTH_IT 1e-4 /* part of the busiest node's time that a search step must gain */
 #define NO_EXPERT UINT32_MAX
 #define NO_NODE UINT32_MAX
-#define START_GOOD 1.008 /* of the bound: a start that search brings to its end */
-/* of what the first start is above the bound: more is nothing that search would not find */
+#define START_GOOD 1.008 /* relative to the bound: from here on, search finds the rest */
+/* of a start's distance to the bound: a further start is worthwhile only below this part */
 #define START_WORTH 0.4
-#define ROUNDING 1e-6   /* the bound is sharp to less */
-#define LEAST_GAIN 1e-9 /* of the busiest node's time: less is rounding */
+#define ROUNDING 1e-6   /* the bound is more precise than this */
+#define LEAST_GAIN 1e-9 /* part of the busiest node's time; a smaller gain is rounding */
 
 struct ep_balance {
     const ep_balance_input *in;
     uint32_t width;  /* slots of the largest node */
     uint32_t total;  /* copies placed */
-    uint32_t budget; /* copies_total, but not more than slots */
+    uint32_t budget; /* copies_total, but at most the number of slots */
     bool is_even;    /* all speeds are equal: moving a copy does not change its share */
     double bound;
     uint8_t *held;      /* [nodes][experts] */
@@ -36,20 +37,20 @@ struct ep_balance {
     uint32_t *counts;   /* [nodes] */
     uint32_t *holders;  /* [experts][nodes] */
     uint32_t *copies;   /* [experts] */
-    double *speed_sums; /* [experts] of its holders */
+    double *speed_sums; /* [experts] sum of the holders' speeds */
     double *shares;     /* [experts] what each copy adds to its node: heat / speed_sums */
     double *busy;       /* [nodes] */
     struct step {
         uint32_t giver, given;
-    } * way;         /* [nodes] of a search for room */
+    } * way;         /* [nodes] for the search for room */
     uint32_t *queue; /* [nodes] */
 };
 
 /*
  * A change of who holds what.
  *   MOVE   given goes from `from` to `to`, taken (or nothing) the other way
- *   COPY   `to` gets one more copy of given, in place of its copy of taken (or in a free slot)
- *   TRADE  a copy in place of taken, which goes to `from`
+ *   COPY   `to` gets one more copy of given, replacing its copy of taken (or in a free slot)
+ *   TRADE  `from` gets taken from `to`, replacing its copy of given
  *   DROP   `from` gives up its copy of given; to = from
  */
 typedef enum { MOVE, COPY, TRADE, DROP } exchange_kind;
@@ -157,7 +158,7 @@ static bool has_slot(const ep_balance *b, uint32_t node)
     return b->counts[node] < b->in->slots[node] && b->counts[node] < b->in->experts;
 }
 
-/* The expert's holders are another set now: what each of them is busy with it. */
+/* The expert's set of holders has changed: updates how busy each holder is with it. */
 static void reshare(ep_balance *b, uint32_t expert, double speed_sum)
 {
     const double share = speed_sum > 0 ? b->in->heat[expert] / speed_sum : 0;
@@ -259,7 +260,7 @@ static void sift(ranked *heap, uint32_t count, uint32_t at)
     }
 }
 
-/* How many copies each gets: the hottest copy is split again and again while there are fewer than
+/* How many copies each expert gets: the hottest copy is split repeatedly while there are fewer than
  * `total`. Sorted by share. */
 static void rank(const ep_balance *b, uint64_t total, ranked *experts)
 {
@@ -307,8 +308,8 @@ static void spend(uint64_t *left, uint64_t work)
     }
 }
 
-/* Experts that the node has in common with those that hold this one: they are its work too when one
- * of them is lost. */
+/* Number of experts that both the node and the holders of this expert hold: if a holder is lost,
+ * they add to the node's work. */
 static uint32_t in_common(const ep_balance *b, uint32_t expert, uint32_t node)
 {
     uint32_t sum = 0;
@@ -322,8 +323,9 @@ static uint32_t in_common(const ep_balance *b, uint32_t expert, uint32_t node)
     return sum;
 }
 
-/* On a host without it, while it shall be on more; of those alike the one that has least in common
- * with its holders. What the best one has in common is counted once, when another is like it. */
+/* Prefers a host without the expert, while it should be on more; of equally busy nodes, the one
+ * with the fewest experts in common with its holders. The best node's number is counted once, when
+ * another node is equal. */
 static uint32_t least_busy(const ep_balance *b, const ranked *r)
 {
     uint32_t best = NO_NODE;
@@ -368,9 +370,9 @@ static uint32_t first_missing(const ep_balance *b, uint32_t from, uint32_t to)
 }
 
 /*
- * All nodes with a slot hold the expert already. A node without it gives a copy to another one,
- * that one to the next, and the last has a slot: the shortest such chain. way[n]: who gives to n,
- * and what.
+ * All nodes with a free slot already hold the expert. So a node without it gives a copy to another
+ * node, that one to the next, and the last has a free slot: finds the shortest such chain. way[n]:
+ * who gives to n, and what.
  */
 static bool make_room(ep_balance *b, uint32_t expert)
 {
@@ -405,7 +407,7 @@ static bool make_room(ep_balance *b, uint32_t expert)
     return false;
 }
 
-/* Takes a spare copy away from a node that lacks the expert. */
+/* Removes a spare copy from a node that lacks the expert. */
 static bool replace_spare(ep_balance *b, uint32_t expert)
 {
     for (uint32_t n = 0; n < b->in->nodes; n++) {
@@ -455,7 +457,7 @@ static void clear(ep_balance *b)
     memset(b->shares, 0, in->experts * sizeof(*b->shares));
 }
 
-/* The fewest copies none of which is above the bound; all speeds are equal. */
+/* The fewest copies of which none is above the bound; all speeds are equal. */
 static uint64_t copies_needed(const ep_balance *b)
 {
     const ep_balance_input *in = b->in;
@@ -468,8 +470,7 @@ static uint64_t copies_needed(const ep_balance *b)
     return needed;
 }
 
-/* Returns the busiest node's time, INFINITY when an expert finds no place (out_error says
- * which). */
+/* Returns the busiest node's time; INFINITY if an expert finds no place (named in out_error). */
 static double start_with(ep_balance *b, uint64_t total, ranked *experts, ep_error *out_error)
 {
     clear(b);
@@ -478,9 +479,9 @@ static double start_with(ep_balance *b, uint64_t total, ranked *experts, ep_erro
 }
 
 /*
- * On an empty board. All spare copies make small pieces, which mostly divide well. But where a few
- * experts take nearly all, two of their pieces on a node are too much and one is too little: few
- * more copies than are needed do better then, and just as many the next best.
+ * For an empty board. All spare copies make small pieces, which mostly divide well. But where a few
+ * experts take nearly all, two of their pieces on a node are too much and one is too little: then
+ * slightly more copies than needed are better, and the number that is best must be tried.
  */
 static ep_err start(ep_balance *b, ranked *experts, ep_error *out_error)
 {
@@ -493,13 +494,13 @@ static ep_err start(ep_balance *b, ranked *experts, ep_error *out_error)
     }
     const uint64_t needed = copies_needed(b);
     if (needed + more[0] >= b->budget || !has_work_left(b)) {
-        return EP_OK; /* there is no other to try */
+        return EP_OK; /* there is no other number to try */
     }
     uint64_t best = b->budget;
     double least = b->bound + (busiest - b->bound) * START_WORTH;
     const uint64_t common_after = common_left != NULL ? *common_left : 0;
     if (common_left != NULL) {
-        *common_left = 0; /* what nodes have in common does not change how busy they are */
+        *common_left = 0; /* experts in common do not change how busy nodes are */
     }
     for (uint32_t i = 0; i < sizeof(more) && has_work_left(b) && (more[i] > 0 || best == b->budget);
          i++) {
@@ -513,10 +514,11 @@ static ep_err start(ep_balance *b, ranked *experts, ep_error *out_error)
             least = then;
             best = total;
         } else if (i == 0 && then > busiest) {
-            break; /* what is too large here are other pieces */
+            break; /* other numbers of pieces do not cure what is too large here */
         }
     }
-    if (common_left != NULL) { /* the first start once more is the same one, and counts once */
+    /* repeating the first start gives the same placement, and is counted once */
+    if (common_left != NULL) {
         *common_left = best == b->budget ? common_before : common_after;
     }
     return start_with(b, best, experts, out_error) == INFINITY ? EP_ERR_RESOURCE_EXHAUSTED : EP_OK;
@@ -524,8 +526,7 @@ static ep_err start(ep_balance *b, ranked *experts, ep_error *out_error)
 
 /* ---- exchanges ---- */
 
-/* What a copy adds to each holder when `gone` loses it (or nobody) and `come` gets one (or
- * nobody). */
+/* What a copy adds to each holder when `gone` loses it and `come` gets one (NO_NODE: nobody). */
 static double share_after(const ep_balance *b, uint32_t expert, uint32_t gone, uint32_t come)
 {
     const double *speeds = b->in->speeds;
@@ -543,8 +544,7 @@ static bool takes_in(exchange_kind kind)
     return kind == MOVE || kind == TRADE;
 }
 
-/* How much each holder of the two experts has more to do afterwards, and how busy the two nodes are
- * then. */
+/* How much more each holder of the two experts then has to do, and how busy the two nodes are. */
 typedef struct {
     double given, taken;
     double from, to;
@@ -573,7 +573,7 @@ static outcome foresee(const ep_balance *b, const exchange *x)
     return o;
 }
 
-/* The busiest of the other holders of an expert when each has `more` to do. */
+/* The busiest other holder of an expert when each has `more` to do. */
 static double busiest_other(const ep_balance *b, const exchange *x, uint32_t expert, double more)
 {
     const uint32_t *nodes = &b->holders[(size_t)expert * b->in->nodes];
@@ -586,7 +586,7 @@ static double busiest_other(const ep_balance *b, const exchange *x, uint32_t exp
     return most;
 }
 
-/* The busiest node that an exchange touches. */
+/* The busiest node that an exchange affects. */
 static double busiest_after(const ep_balance *b, const exchange *x)
 {
     const outcome o = foresee(b, x);
@@ -624,8 +624,8 @@ static uint32_t loads_of(const exchange *x)
     return x->kind == DROP ? 0 : takes_in(x->kind) && x->taken != NO_EXPERT ? 2 : 1;
 }
 
-/* By how much less all nodes together exceed `allowed`, for each copy that has to be loaded; what
- * loads none comes first. */
+/* By how much less all nodes together exceed `allowed`, per load; exchanges without a load come
+ * first. */
 static double relief_per_load(const ep_balance *b, const exchange *x, double allowed)
 {
     const outcome o = foresee(b, x);
@@ -640,17 +640,17 @@ static double relief_per_load(const ep_balance *b, const exchange *x, double all
     return x->kind == DROP ? relief * DROP_WORTH : relief / loads_of(x);
 }
 
-/* Two aims: with allowed 0 the busiest node shall be least busy, else as little as can be above
- * `allowed` with few loads. */
+/* Two aims. allowed 0: the busiest node should be as little busy as possible. Otherwise: exceed
+ * `allowed` as little as possible with few loads. */
 typedef struct {
     const ep_balance *b;
     double allowed;
-    double most; /* no node may be busier afterwards */
+    double most; /* no affected node may be busier afterwards */
     exchange best;
-    double cost; /* of the best */
+    double cost; /* of the best exchange */
 } search;
 
-/* Both experts stay on as many hosts as they shall be. */
+/* Both experts stay on as many hosts as wanted. */
 static bool keeps_hosts(const ep_balance *b, const exchange *x)
 {
     return may_go(b, x->given, gives_up(x->kind) ? x->from : NO_NODE,
@@ -670,8 +670,8 @@ static void judge(search *s, const exchange *x)
     }
 }
 
-/* A change of places where shares stay as they are: `less` to do for x.from, more for x.to. Most
- * are seen to be no better by this. */
+/* For a swap that leaves shares unchanged: x.from has `less` to do, x.to more. Most swaps can be
+ * rejected by this. */
 static bool is_better(const search *s, const exchange *x, double less)
 {
     const double from = s->b->busy[x->from], to = s->b->busy[x->to];
@@ -683,14 +683,14 @@ static bool is_better(const search *s, const exchange *x, double less)
     return -relief / 2 < s->cost;
 }
 
-/* At most, whatever goes for it. */
+/* The most that a copy can relieve, whatever is given up for it. */
 static double relief_of_copy(const search *s, const exchange *x)
 {
     const double then = s->b->busy[x->to] + share_after(s->b, x->given, NO_NODE, x->to);
     return relief_per_load(s->b, x, s->allowed) + above(then, s->allowed);
 }
 
-/* All that x.from can do with x.given and x.to. */
+/* Tries everything that x.from can do with x.given and x.to. */
 static void try_pair(search *s, exchange x)
 {
     const ep_balance *b = s->b;
@@ -700,7 +700,7 @@ static void try_pair(search *s, exchange x)
     const bool may_trade = b->total < b->budget && has_slot(b, x.from);
     x.taken = NO_EXPERT;
     if (s->allowed > 0 && is_plain && b->busy[x.to] >= s->allowed) {
-        return; /* what relieves one of the two burdens the other as much */
+        return; /* what relieves one node burdens the other as much */
     }
     spend(b->in->work_left, 1);
     if (s->allowed > 0 && x.kind == COPY && relief_of_copy(s, &x) <= -s->cost) {
@@ -763,8 +763,8 @@ static void apply(ep_balance *b, const exchange *x)
     }
 }
 
-/* No exchange helps the busiest node: any exchange of two others that does not make one of them as
- * busy. */
+/* Used when no exchange helps the busiest node: any exchange between two other nodes that makes
+ * neither as busy. */
 static bool find_detour(const ep_balance *b, uint64_t *random, exchange *out)
 {
     const double most = ep_balance_busiest(b) * (1 - LEAST_GAIN);
@@ -800,7 +800,7 @@ static bool find_step(const ep_balance *b, uint64_t *random, exchange *out)
     return s.best.given != NO_EXPERT || find_detour(b, random, out);
 }
 
-/* More was put than shall be: the spare copies go whose loss makes the least busy nodes. */
+/* More copies were put than wanted: removes spare ones whose loss makes the least busy nodes. */
 static void trim(ep_balance *b)
 {
     while (b->total > b->budget) {
@@ -815,7 +815,7 @@ static void trim(ep_balance *b)
     }
 }
 
-/* Into a free slot, or in place of one that may go the other way. */
+/* Considers a move into a free slot, or a swap with a copy that may go the other way. */
 static void consider_partner(const ep_balance *b, exchange x, exchange *best, double *least)
 {
     const bool is_free = has_slot(b, x.to);
@@ -833,8 +833,8 @@ static void consider_partner(const ep_balance *b, exchange x, exchange *best, do
     }
 }
 
-/* One of the expert's copies goes to a host that has none, where the nodes that it concerns are
- * least busy then; false: none can. */
+/* Moves one of the expert's copies to a host that has none, to where the affected nodes are then
+ * least busy; false: impossible. */
 static bool spread_once(ep_balance *b, uint32_t expert)
 {
     exchange best = {.given = NO_EXPERT};
@@ -855,7 +855,7 @@ static bool spread_once(ep_balance *b, uint32_t expert)
     return best.given != NO_EXPERT;
 }
 
-/* One of the node's copies goes to another node's free slot; false: none can. */
+/* Moves one of the node's copies to another node's free slot; false: impossible. */
 static bool free_slot(ep_balance *b, uint32_t node)
 {
     for (uint32_t n = 0; n < b->in->nodes; n++) {
@@ -874,7 +874,7 @@ static bool free_slot(ep_balance *b, uint32_t node)
     return false;
 }
 
-/* Nobody to change places with: a node of another host lets go of a copy first. */
+/* There is no swap partner: a node of another host first gives up a copy. */
 static bool spread_by_two(ep_balance *b, uint32_t expert)
 {
     for (uint32_t i = 0; i < b->copies[expert]; i++) {
@@ -892,8 +892,8 @@ static bool spread_by_two(ep_balance *b, uint32_t expert)
     return false;
 }
 
-/* Hosts have slots enough for as many copies apart as there shall be; else who is left over would
- * be looked for in vain. */
+/* Whether hosts have enough slots for all copies that should be apart; otherwise the search for the
+ * rest would be in vain. */
 static bool has_room_apart(const ep_balance *b)
 {
     const ep_balance_input *in = b->in;
@@ -908,7 +908,7 @@ static bool has_room_apart(const ep_balance *b)
     return apart >= (uint64_t)in->experts * in->hosts->spread;
 }
 
-/* The hottest first: where room is short, they are the ones to keep. */
+/* The hottest experts first: where room is short, they should be kept apart. */
 static void spread(ep_balance *b, const ranked *experts)
 {
     const bool has_room = has_room_apart(b);
@@ -956,7 +956,7 @@ void ep_balance_search(ep_balance *b, double good)
     }
 }
 
-/* The nodes above `allowed` in the queue, the busiest first. Returns how many. */
+/* Lists in the queue the nodes above `allowed`, the busiest first. Returns how many. */
 static uint32_t list_above(ep_balance *b, double allowed)
 {
     uint32_t count = 0;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The least busiest time T that no placement can beat, by bisection over T. T is impossible when
- * one of these is:
+ * The smallest busiest time T that no placement can beat, by bisection over T. T is impossible when
+ * one of these conditions fails:
  *
- *   work     all heat takes all nodes T at most: sum of heat <= T * sum of speeds.
- *   copies   an expert with heat h needs the k nodes whose speeds reach h / T; the fastest are the
- *            fewest. Sum of k <= copies_total, k <= nodes.
- *   slots    (all speeds equal) an expert is on c >= k nodes, those with the fewest slots in the
- *            best case. At most f of all slots can stay empty: slots less the copies that are
+ *   work     all nodes together must do all heat within T: sum of heat <= T * sum of speeds.
+ *   copies   an expert with heat h needs k nodes whose speeds add up to h / T; k is smallest with
+ *            the fastest nodes. Sum of k <= copies_total, k <= nodes.
+ *   slots    (all speeds equal) an expert is on c >= k nodes, in the best case those with the
+ *            fewest slots. At most f slots can stay empty: all slots less the copies that are
  *            needed. So these nodes hold at least (their slots - c - f) other copies, which weigh
- *            at least as much as the lightest ones there are. Splitting a light expert further does
- *            not help: each split fills a slot more.
+ *            at least as much as the lightest copies. Splitting a light expert further does not
+ *            help, because each split fills one more slot.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ enum { HALVINGS = 40 };
 
 typedef struct {
     double weight; /* of one copy */
-    double below;  /* of all copies before this group's in ascending order */
+    double below;  /* weight of all copies before this group in ascending order */
     uint32_t copies, before;
 } light;
 
@@ -32,7 +32,7 @@ typedef struct {
     double *reach;       /* [nodes+1] sum of the fastest k speeds */
     uint32_t *few_slots; /* [nodes+1] sum of the fewest k slots */
     uint32_t slots;      /* of all */
-    uint32_t *needed;    /* [experts] k at the T that is tried */
+    uint32_t *needed;    /* [experts] k at the present T */
     light *lights;       /* [experts] ascending */
     bool is_even;
     bool with_slots;
@@ -56,7 +56,7 @@ static int by_weight(const void *left, const void *right)
     return (a->weight > b->weight) - (a->weight < b->weight);
 }
 
-/* The fewest nodes that do `heat` within `time`; more than there are if none do. */
+/* The fewest nodes that can do `heat` within `time`; more than there are if none can. */
 static uint32_t nodes_for(const scale *s, double heat, double time)
 {
     if (heat <= time * s->reach[1]) {
@@ -146,7 +146,7 @@ static void measure(scale *s, double *out_least, double *out_most)
     const ep_balance_input *in = s->in;
     double heat = 0;
     memcpy(s->reach + 1, in->speeds, in->nodes * sizeof(double));
-    for (uint32_t n = 0; n < in->nodes; n++) { /* an expert has one copy on a node at most */
+    for (uint32_t n = 0; n < in->nodes; n++) { /* an expert has at most one copy on a node */
         s->few_slots[n + 1] = in->slots[n] < in->experts ? in->slots[n] : in->experts;
     }
     qsort(s->reach + 1, in->nodes, sizeof(double), by_speed);
@@ -162,7 +162,7 @@ static void measure(scale *s, double *out_least, double *out_most)
         heat += in->heat[e];
     }
     *out_least = heat / s->reach[in->nodes];
-    *out_most = heat / slowest; /* all of it on one node */
+    *out_most = heat / slowest; /* all of it on the slowest node */
 }
 
 double ep_balance_bound(const ep_balance_input *in, bool with_slots)

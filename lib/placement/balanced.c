@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Placement by heat: each layer on its own, with slots in proportion to what nodes have room
- * for. */
+/* Placement by heat: each layer separately, with slots in proportion to the nodes' room. */
 #include "placement/balance.h"
 
 #include <inttypes.h>
@@ -11,16 +10,15 @@
 #include "placement/placement.h"
 #include "placement/placer.h"
 
-#define SEARCH_GOOD 1.001 /* of the bound: a layer placed from nothing */
-/* a layer that is placed: the next 0.03 would cost as many copies to load again */
+#define SEARCH_GOOD 1.001 /* relative to the bound, for a layer placed from nothing */
+/* for a placed layer: the next 0.03 would cost as many loads again */
 #define REPAIR_GOOD 1.05
-/* Few copies may move, and again soon: less than this is noise of the heat, which would move them
- * for ever. */
+/* When moves are limited: a smaller imbalance is noise, which would move copies for ever. */
 #define REPAIR_AT 1.10
 #define ROUNDING 1e-9
-/* pairs of copies, some ns each: who solves may hold a lock */
+/* pairs of copies, a few ns each, since the caller may hold a lock */
 #define WORK_MAX (UINT64_C(1) << 23)
-/* Experts of nodes, about a ns each: 61 layers of 512 experts with three copies need less. */
+/* Experts of nodes, about 1 ns each: 61 layers of 512 experts with three copies need less. */
 #define COMMON_MAX (UINT64_C(1) << 27)
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
@@ -29,10 +27,10 @@ typedef struct {
     const ep_placement_input *input;
     ep_placer placer;
     double *speeds;          /* [nodes] */
-    double *heat;            /* [EP_EXPERTS_MAX] of the layer at hand */
-    uint32_t *slots;         /* [nodes] of the layer at hand */
+    double *heat;            /* [EP_EXPERTS_MAX] of the present layer */
+    uint32_t *slots;         /* [nodes] of the present layer */
     uint64_t *host_slots;    /* [nodes] */
-    uint64_t experts_so_far; /* of the layers up to the one at hand */
+    uint64_t experts_so_far; /* of all layers up to the present one */
     uint64_t bytes_so_far;
     uint64_t experts_all;
     uint64_t bytes_all;
@@ -67,8 +65,7 @@ static uint32_t experts_of(const balancer *b, uint32_t layer)
     return b->placer.layers[layer].experts;
 }
 
-/* How many copies of this layer a node can take, so that the layers to come find their part of its
- * capacity. */
+/* How many copies of this layer a node can take and leave later layers their part. */
 static uint32_t room_of(const balancer *b, uint32_t layer, uint32_t node)
 {
     const ep_placement_node *limits = &b->input->nodes[node];
@@ -90,17 +87,17 @@ static uint32_t room_of(const balancer *b, uint32_t layer, uint32_t node)
 static uint32_t room_in(const balancer *b, uint32_t layer, uint32_t node)
 {
     const uint32_t room = b->placer.layers[layer].load[node] +
-                          room_of(b, layer, node); /* what it holds is counted in its total */
+                          room_of(b, layer, node); /* its total already counts what it holds */
     return room < experts_of(b, layer) ? room : experts_of(b, layer);
 }
 
-/* Hosts with few nodes need more slots on each, or copies would have to share a host; some are left
- * for spare copies and to exchange over. */
+/* Hosts with few nodes need more slots on each node, or copies would have to share a host. Some
+ * slots stay for spare copies and exchanges. */
 static void give_hosts_slots(balancer *b, uint32_t layer)
 {
     const uint32_t experts = experts_of(b, layer), nodes = b->input->nodes_count;
     const ep_hosts *hosts = &b->placer.hosts;
-    /* of each of `spread` hosts */
+    /* for each of `spread` hosts */
     const uint64_t part = (uint64_t)experts + b->input->spare_copies + 1;
     bool is_growing = hosts->spread > 1;
     while (is_growing) {
@@ -122,8 +119,8 @@ static void give_hosts_slots(balancer *b, uint32_t layer)
     }
 }
 
-/* `total` copies over all nodes as evenly as their room allows; what a node holds beyond that has a
- * slot too. Returns the sum of slots. */
+/* Gives slots for `total` copies over all nodes as evenly as their room allows; what a node holds
+ * beyond that gets a slot too. Returns the sum of slots. */
 static uint64_t give_slots(balancer *b, uint32_t layer, uint64_t total)
 {
     const uint32_t *holds = b->placer.layers[layer].load;
@@ -146,7 +143,7 @@ static uint64_t give_slots(balancer *b, uint32_t layer, uint64_t total)
     return sum;
 }
 
-/* Who holds what on the board becomes what the balance says. */
+/* Copies the result of the balance to the board. */
 static void take_over(balancer *b, uint32_t layer, const ep_balance *balance)
 {
     for (uint32_t is_adding = 0; is_adding < 2; is_adding++) {
@@ -164,9 +161,8 @@ static void take_over(balancer *b, uint32_t layer, const ep_balance *balance)
     }
 }
 
-/* Each layer has its part of the copies that may move, and the layers to come what it leaves; some
- * exchanges need two.
- */
+/* Each layer may move its part of the allowed copies, and what earlier ones left; some exchanges
+ * need two. */
 static void repair(balancer *b, uint32_t layer, ep_balance *balance, double bound)
 {
     const bool is_paced = b->input->moves_max != UINT32_MAX;
@@ -269,8 +265,8 @@ static ep_err prepare(balancer *b, ep_error *out_error)
     return EP_OK;
 }
 
-/* A node says how many experts there are: what it says must not take all memory, nor all time of
- * who holds a lock meanwhile. */
+/* The number of experts comes from nodes, so it must not take all memory, or all the time of a
+ * caller that holds a lock. */
 static bool is_too_large(const ep_placement_input *input)
 {
     uint64_t cells = 0;
@@ -317,7 +313,7 @@ ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out
     free(b.slots);
     free(b.host_slots);
     free(b.certificates);
-    if (err == EP_ERR_RESOURCE_EXHAUSTED) { /* room is so short that it decides alone */
+    if (err == EP_ERR_RESOURCE_EXHAUSTED) { /* room is so short that ep_placement_uniform decides */
         return ep_placement_uniform(input, out_placement, out_error);
     }
     return err == EP_ERR_NO_MEMORY

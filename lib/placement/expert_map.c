@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Strict reading of expert maps: every error names the place in the file. */
+/* Reads expert maps strictly: every error names the place in the file. */
 #include "placement/expert_map.h"
 
 #include <errno.h>
@@ -27,7 +27,7 @@ static const char *type_name(const json_t *value)
     return names[json_typeof(value)];
 }
 
-/* Keys of an object: all of them, and no other. */
+/* An object must have exactly these keys. */
 static ep_err check_keys(const reader *r, const char *place, json_t *object,
                          const char *const *keys, size_t keys_count)
 {
@@ -69,7 +69,7 @@ static ep_err get_number(const reader *r, const char *place, const json_t *value
     return EP_OK;
 }
 
-/* An array whose length another number states. */
+/* Checks an array whose length is stated by another number. */
 static ep_err check_array(const reader *r, const char *place, const json_t *array,
                           const char *count_name, uint32_t count)
 {
@@ -84,8 +84,8 @@ static ep_err check_array(const reader *r, const char *place, const json_t *arra
     return EP_OK;
 }
 
-/* One device's experts, appended at experts. seen [EP_EXPERTS_MAX] holds the last device, plus one,
- * that listed an expert. */
+/* Reads one device's experts and appends them to experts. seen [EP_EXPERTS_MAX]: the last device,
+ * plus one, that listed the expert. */
 static ep_err read_experts(const reader *r, uint32_t layer, uint32_t device, const json_t *list,
                            uint32_t *seen, uint32_t *experts)
 {
@@ -110,7 +110,7 @@ static ep_err read_experts(const reader *r, uint32_t layer, uint32_t device, con
     return EP_OK;
 }
 
-/* Entries may come in any order: by_device [devices_count] gets each one's list of experts. */
+/* Entries may be in any order: by_device [devices_count] gets each device's list of experts. */
 static ep_err sort_devices(const reader *r, uint32_t layer, uint32_t devices_count,
                            const json_t *list, const json_t **by_device, size_t *out_experts)
 {
@@ -159,8 +159,7 @@ static ep_err read_devices(const reader *r, uint32_t layer_id, const json_t *lis
     if (err != EP_OK) {
         return err;
     }
-    /* Each element took at least two bytes of text, so the total is bounded by the file's
-     * length. */
+    /* Each element has at least two bytes of text, so the file's length bounds the total. */
     layer->offsets = calloc((size_t)layer->devices_count + 1, sizeof(*layer->offsets));
     layer->experts = calloc(total + 1, sizeof(*layer->experts));
     if (layer->offsets == NULL || layer->experts == NULL) {
@@ -257,7 +256,7 @@ ep_err ep_expert_map_parse(const char *text, size_t text_bytes, const char *file
     json_error_t json_error;
     json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &json_error);
     if (root == NULL) {
-        /* Without memory jansson fails with a code, or without a word. */
+        /* Out of memory, jansson fails with a code or without a text. */
         if (json_error_code(&json_error) == json_error_out_of_memory || json_error.text[0] == 0) {
             return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory to parse it", file);
         }
@@ -280,7 +279,7 @@ ep_err ep_expert_map_parse(const char *text, size_t text_bytes, const char *file
     return EP_OK;
 }
 
-/* The whole stream, at most one byte above the limit so that the parser's check sees the excess. */
+/* Reads the whole stream, at most one byte above the limit, which the parser then notices. */
 static ep_err read_stream(FILE *stream, const char *path, char **out_text, size_t *out_bytes,
                           ep_error *out_error)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making and writing expert maps. */
+/* Makes and writes expert maps. */
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -62,8 +62,8 @@ ep_err ep_expert_map_set_layer(ep_expert_map *map, uint32_t layer_id, uint32_t e
         return err;
     }
     ep_expert_map_layer *layer = &map->layers[layer_id];
-    uint32_t *ends = calloc(devices_count + 1u, sizeof(*ends)); /* ends[d + 1]: where the next
-                                                                   expert of device d goes */
+    /* ends[d + 1]: where the next expert of device d is stored */
+    uint32_t *ends = calloc(devices_count + 1u, sizeof(*ends));
     uint32_t *listed = calloc(offsets[experts] + 1u, sizeof(*listed));
     if (ends == NULL || listed == NULL) {
         free(ends);
@@ -105,7 +105,7 @@ static json_t *layer_json(const ep_expert_map_layer *layer, uint32_t layer_id)
                      (json_int_t)layer->devices_count, "device_list", list);
 }
 
-/* NULL without memory: json_pack then drops what was given to it. */
+/* NULL when out of memory; json_pack then releases its arguments. */
 static char *map_text(const ep_expert_map *map)
 {
     json_t *list = json_array();

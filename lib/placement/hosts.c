@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "placement/hosts.h"
 
-/* Nobody of the first `count`, without `from`, is on the host. */
+/* Whether none of the first `count` nodes, except `from`, is on the host. */
 static bool is_new(const uint32_t *of_node, const uint32_t *nodes, uint32_t count, uint32_t from,
                    uint32_t host)
 {
@@ -13,7 +13,8 @@ static bool is_new(const uint32_t *of_node, const uint32_t *nodes, uint32_t coun
     return true;
 }
 
-/* On how many hosts `nodes` are, counted up to spread, without `from` and with `to` (or nobody). */
+/* The number of hosts of `nodes`, counted up to spread, without `from` and with `to`
+ * (EP_HOSTS_NO_NODE: nobody). */
 static uint32_t count_hosts(const ep_hosts *hosts, const uint32_t *nodes, uint32_t count,
                             uint32_t from, uint32_t to)
 {

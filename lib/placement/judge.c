@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How good a placement is, whoever made it. */
+/* How good any placement is. */
 #include <stdlib.h>
 
 #include "placement/placement.h"
 #include "placement/placer.h"
 
-#define IN_DOUBT 1.05 /* of the bound */
+#define IN_DOUBT 1.05 /* relative to the bound */
 
 void ep_placer_heat(const ep_placement_layer *layer, double *out_heat)
 {
@@ -40,8 +40,8 @@ ep_layer_balance ep_placer_certify(const ep_balance_input *problem, double busie
                                                                   : bound};
 }
 
-/* What each node has to do and how many copies it holds; the time of the busiest. copies_min
- * becomes that of the experts, if less. */
+/* Computes what each node has to do and how many copies it holds; returns the busiest time.
+ * copies_min becomes the least of the experts', if that is less. */
 static double add_up(const uint32_t *offsets, const uint32_t *copies, ep_balance_input *problem,
                      double *busy, uint32_t *held)
 {
@@ -62,7 +62,7 @@ static double add_up(const uint32_t *offsets, const uint32_t *copies, ep_balance
     return busiest;
 }
 
-/* Slots as ep_placement_balanced gives them where nodes have room for all. */
+/* Gives slots as ep_placement_balanced does where nodes have room for all. */
 static void give_slots(const ep_placement_input *input, uint32_t held_all,
                        ep_balance_input *io_problem, uint32_t *io_held)
 {

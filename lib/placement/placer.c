@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The board of lib/placement/placer.h. Rows of copies are short, so everything is a plain scan. */
+/* The board of placer.h. Rows of copies are short, so everything is a plain scan. */
 #include "placement/placer.h"
 
 #include <inttypes.h>
@@ -49,14 +49,14 @@ static bool allocate_layer(ep_placer_layer *layer, uint32_t experts, uint32_t wi
 }
 
 #define LOOKS_MAX (1u << 20)
-#define ROWS_MAX (UINT64_C(1) << 25) /* about a ns each: who solves may hold a lock */
+#define ROWS_MAX (UINT64_C(1) << 25) /* about 1 ns each, since the caller may hold a lock */
 
 static const char *host_name(const ep_placement_node *node)
 {
     return node->host != NULL ? node->host : "";
 }
 
-/* The number of a host is the index of its first node. */
+/* A host's number is the index of its first node. */
 static void find_hosts(ep_placer *placer)
 {
     const ep_placement_node *nodes = placer->input->nodes;
@@ -195,7 +195,8 @@ void ep_placer_remove(ep_placer *placer, uint32_t layer, uint32_t expert, uint32
     placer->bytes[node] -= placer->input->layers[layer].expert_bytes;
 }
 
-/* Nodes that hold an expert now, each once, in order of the old table. Returns how many. */
+/* Lists the nodes that hold an expert now, each once, in the old table's order. Returns how
+ * many. */
 static uint32_t list_owners(const ep_placer *placer, uint32_t layer, uint32_t expert,
                             uint32_t *out_nodes)
 {
@@ -214,8 +215,8 @@ static uint32_t list_owners(const ep_placer *placer, uint32_t layer, uint32_t ex
     return count;
 }
 
-/* Drops nodes from the list, those whose host has another one first, of them the fullest of the
- * layer, until count is copies. load counts all owners. */
+/* Removes nodes from the list until count is copies: first those whose host has another one, of
+ * these the fullest of the layer. load counts all owners. */
 static uint32_t drop_surplus(const ep_hosts *hosts, uint32_t *nodes, uint32_t count,
                              uint32_t copies, uint32_t *load)
 {
@@ -350,8 +351,8 @@ uint32_t ep_placer_emptiest(ep_placer *placer, uint32_t layer, uint32_t expert)
     return best;
 }
 
-/* The emptiest node that brings the expert onto another host in place of `from`; without room,
- * where *out_other, which `from` may hold, can go the other way. EP_PLACER_NO_NODE if there is
+/* The emptiest node that puts the expert on another host in place of `from`. If it has no room,
+ * *out_other is an expert that can go the other way, to `from`. EP_PLACER_NO_NODE if there is
  * none. */
 static uint32_t find_partner(ep_placer *placer, uint32_t layer, uint32_t expert, uint32_t from,
                              uint32_t *out_other)
@@ -382,7 +383,7 @@ static uint32_t find_partner(ep_placer *placer, uint32_t layer, uint32_t expert,
     return best;
 }
 
-/* One of the expert's copies goes to a host that has none; false: none can. */
+/* Moves one of the expert's copies to a host that has none; false: impossible. */
 static bool spread_once(ep_placer *placer, uint32_t layer, uint32_t expert)
 {
     const uint32_t *row = row_of(placer, layer, expert);
@@ -412,7 +413,7 @@ void ep_placer_spread(ep_placer *placer, uint32_t layer, uint32_t first)
     }
 }
 
-/* Gives up one spare copy of any expert if that makes room for a first copy in this layer. Returns
+/* Gives up a spare copy of any expert if that makes room for a first copy in this layer. Returns
  * the node, or NO_NODE. */
 static uint32_t make_room(ep_placer *placer, uint32_t layer)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Static placement: an expert map applied to a model and its nodes. */
+/* Static placement: applies an expert map to a model and its nodes. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
-/* How many devices list each expert of a layer, and how many numbers the layer's experts span. */
+/* How many devices list each expert of a layer, and the range of the experts' numbers. */
 typedef struct {
     uint32_t *counts; /* [EP_EXPERTS_MAX] */
     uint32_t span;    /* highest expert + 1 */
@@ -58,8 +58,8 @@ static ep_err check_layer(const ep_placement_input *input, const ep_expert_map *
                    map->file, index, layer->devices_count, input->nodes_count);
     }
     cover(layer, c);
-    if (c->distinct == c->span && c->span != experts) { /* no hole: a map of another model, not a
-                                                           slip of the pen */
+    /* no gaps: this is a map of another model, not a typing error */
+    if (c->distinct == c->span && c->span != experts) {
         return BAD("%s: layer_id %" PRIu32 ": routing table has %" PRIu32
                    " experts, model has %" PRIu32,
                    map->file, index, c->span, experts);
@@ -75,7 +75,7 @@ static ep_err check_layer(const ep_placement_input *input, const ep_expert_map *
     return err;
 }
 
-/* *out_copies_max: the most devices any expert is on. */
+/* *out_copies_max: the most devices that list one expert. */
 static ep_err check_map(const ep_placement_input *input, const ep_expert_map *map,
                         uint32_t *out_copies_max, ep_error *out_error)
 {
@@ -123,7 +123,7 @@ static ep_err order_by_name(const ep_placement_input *input, uint32_t *out_nodes
     return EP_OK;
 }
 
-/* The given order, checked: every device a node of its own. */
+/* Checks the given order: every device must be a different node. */
 static ep_err order_as_given(const ep_placement_input *input, uint32_t devices,
                              const uint32_t *node_of_device, uint32_t *out_nodes,
                              ep_error *out_error)

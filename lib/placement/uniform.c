@@ -10,7 +10,7 @@ static ep_err keep_and_fill(ep_placer *placer, uint32_t copies, ep_error *out_er
     for (uint32_t l = 0; l < layers_count && err == EP_OK; l++) {
         err = ep_placer_keep_owned(placer, l, 0, copies);
     }
-    /* Round by round over all layers: where room is short, first copies come before second ones. */
+    /* Round by round over all layers, so that first copies come first where room is short. */
     for (uint32_t copy = 0; copy < copies && err == EP_OK; copy++) {
         for (uint32_t l = 0; l < layers_count && err == EP_OK; l++) {
             err = ep_placer_fill(placer, l, 0, copy, out_error);
@@ -19,9 +19,8 @@ static ep_err keep_and_fill(ep_placer *placer, uint32_t copies, ep_error *out_er
     return err;
 }
 
-/* A copy on `from` that may move to `to`, whose holders have least in common with `to`;
- * EP_NO_EXPERT if there is none.
- */
+/* A copy on `from` that may move to `to`, and whose holders have the least in common with `to`;
+ * EP_NO_EXPERT if there is none. */
 static uint32_t movable_expert(const ep_placer *placer, uint32_t layer, uint32_t from, uint32_t to,
                                bool owned_too)
 {
@@ -38,8 +37,8 @@ static uint32_t movable_expert(const ep_placer *placer, uint32_t layer, uint32_t
     return best;
 }
 
-/* Moves one copy to the emptiest node of the layer from the fullest one that can give; false when
- * no move helps. */
+/* Moves one copy to the emptiest node of the layer, from the fullest node that can give one; false
+ * when no move helps. */
 static bool balance_step(ep_placer *placer, uint32_t layer, bool owned_too)
 {
     const uint32_t *load = placer->layers[layer].load;
@@ -52,8 +51,8 @@ static bool balance_step(ep_placer *placer, uint32_t layer, bool owned_too)
     for (uint32_t n = 0; to != EP_PLACER_NO_NODE && n < placer->input->nodes_count; n++) {
         bool fuller = from == EP_PLACER_NO_NODE || load[n] > load[from] ||
                       (load[n] == load[from] && placer->total[n] > placer->total[from]);
-        /* One more than `to` is as even as a layer gets; then a free move may still even out the
-         * sum of all layers. */
+        /* One more than `to` is as even as a layer can be. Then a free move may still even out the
+         * sum over all layers. */
         bool helps = load[n] > load[to] + 1 || (!owned_too && load[n] == load[to] + 1 &&
                                                 placer->total[n] > placer->total[to] + 1);
         if (!helps || !fuller) {
@@ -73,7 +72,7 @@ static bool balance_step(ep_placer *placer, uint32_t layer, bool owned_too)
     return true;
 }
 
-/* Copies that nobody has loaded yet move freely; others as far as the budget goes. */
+/* Copies that nobody has loaded yet move freely, others within the limit of moves. */
 static void balance_layer(ep_placer *placer, uint32_t layer, uint32_t *moves_left)
 {
     while (balance_step(placer, layer, false)) {
