@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The option table's life: load from all sources in order of precedence, look up, print,
- * compare. */
+/* The option table: load from all sources by precedence, look up, print, compare. */
 #include "options/options.h"
 
 #include <ctype.h>
@@ -77,7 +76,8 @@ static ep_err apply_defaults(ep_options *options, ep_error *out_error)
     return EP_OK;
 }
 
-/* Sets the option an environment string names; others with our prefix become warnings. */
+/* Sets the option that an environment string names; unknown ones with our prefix become
+ * warnings. */
 static ep_err apply_variable(ep_options *options, const char *variable, ep_error *out_error)
 {
     const ep_options_spec *spec = options->spec;
@@ -163,7 +163,7 @@ static ep_err apply_flags(ep_options *options, const ep_flags *flags, ep_error *
         ep_err err;
         if (option->type == EP_OPTION_LIST) {
             if (value->kind != EP_ORIGIN_FLAG) {
-                /* flags replace the file's list, then add to it */
+                /* the first flag replaces the file's list, further flags add to it */
                 ep_option_value_clear(option, value);
             }
             err = ep_option_list_add_text(option, value, text, source, out_error);
@@ -184,7 +184,8 @@ static ep_err load(ep_options *options, const ep_flags *flags, char *const *envi
                            ? flags->config_path
                            : find_config_variable(options->spec, environment);
     ep_err err = apply_defaults(options, out_error);
-    EP_ASSERT(err == EP_OK || err == EP_ERR_NO_MEMORY); /* a default that its own row refuses */
+    /* NO_MEMORY; a refused default is a mistake in the table */
+    EP_ASSERT(err == EP_OK || err == EP_ERR_NO_MEMORY);
     if (err == EP_OK && path != NULL) {
         options->config_path = strdup(path);
         err = options->config_path == NULL
@@ -358,7 +359,7 @@ void ep_options_print_text(const char *text, FILE *out)
     fputc('"', out);
 }
 
-/* A scalar as YAML: text in double quotes, numbers and words plain. */
+/* Prints a scalar as YAML: text in double quotes, numbers and words plain. */
 static void print_scalar(const ep_option *option, const ep_option_value *value, FILE *out)
 {
     if (option->type == EP_OPTION_STRING || option->type == EP_OPTION_PATH) {

@@ -30,11 +30,11 @@ typedef enum ep_option_type {
     EP_OPTION_BOOL,   /* true | false */
     EP_OPTION_INT,    /* decimal, min..max */
     EP_OPTION_SIZE,   /* bytes, min..max, as base/quantity.h reads them */
-    EP_OPTION_MS,     /* the same: milliseconds */
-    EP_OPTION_US,     /* microseconds */
-    EP_OPTION_ENUM,   /* one word of allowed, "text|json"; its number is the word's place */
+    EP_OPTION_MS,     /* milliseconds, likewise */
+    EP_OPTION_US,     /* microseconds, likewise */
+    EP_OPTION_ENUM,   /* one word of allowed, "text|json"; its number is the word's position */
     EP_OPTION_STRING, /* min..max characters; max 0: EP_OPTION_TEXT_MAX */
-    EP_OPTION_PATH,   /* the same */
+    EP_OPTION_PATH,   /* as EP_OPTION_STRING */
     EP_OPTION_LIST    /* items made of fields, min..max items; max 0: EP_OPTIONS_LIST_MAX */
 } ep_option_type;
 
@@ -47,7 +47,7 @@ typedef struct ep_option {
     uint64_t min;
     uint64_t max;
     const char *allowed;      /* ENUM */
-    const char *default_text; /* parsed like any other value; NULL: not set */
+    const char *default_text; /* parsed like any other value; NULL: the option is then not set */
     const char *help;
     bool reloadable; /* false: a change needs a restart */
     /* LIST only. File: a sequence of mappings, or of plain values when there is one field. Flag
@@ -55,16 +55,18 @@ typedef struct ep_option {
      * fields. */
     const struct ep_option *fields;
     size_t fields_count;
-    const char *flag; /* flag's name when it is not the key's: "model" for models */
+    const char *flag; /* the flag's name when it differs from the key's: "model" for models */
 } ep_option;
 
 typedef struct ep_options_spec {
     const char *program;    /* "expertd" */
     const char *env_prefix; /* "EXPERTD_" */
-    /* beginnings of variables that others read, not to warn about; ends with NULL. NULL: none */
+    /* prefixes of variables that other software reads, so that they cause no warning; ended by
+     * NULL. NULL: none */
     const char *const *env_foreign;
-    const char *summary;     /* first line of --help */
-    const char *config_file; /* where the packages keep its file; NULL: <PREFIX>CONFIG names none */
+    const char *summary; /* first line of --help */
+    /* where the packages install its file; NULL: <PREFIX>CONFIG names none */
+    const char *config_file;
     const ep_option *options;
     size_t options_count;
 } ep_options_spec;
@@ -82,33 +84,32 @@ typedef enum ep_options_action {
     EP_ACTION_VERSION,
     EP_ACTION_VERSION_JSON,
     EP_ACTION_CHECK,
-    EP_ACTION_CHECK_KEYS, /* the table's rules only */
+    EP_ACTION_CHECK_KEYS, /* checks only the table's rules */
     EP_ACTION_PRINT,
     EP_ACTION_SAMPLE,
     EP_ACTION_MAN,      /* for the build */
-    EP_ACTION_MAN_FILE, /* the same */
+    EP_ACTION_MAN_FILE, /* likewise */
     EP_ACTION_COMPLETION
 } ep_options_action;
 
 typedef struct ep_options ep_options;
-/* Rules that the table cannot state. */
+/* Checks rules that the table cannot state. */
 typedef ep_err (*ep_options_check_func)(const ep_options *options, ep_error *out_error);
 
 /*
  * Reads flags (argv[0] is skipped; may be NULL with argc 0), environment ("NAME=value" strings,
  * NULL-terminated) and the file that --config or <PREFIX>CONFIG names. Errors: BAD_CONFIG,
- * NOT_FOUND (no such file), IO, NO_MEMORY. An unknown or malformed flag is reported on stderr by
- * the flag parser itself; the error then says so.
+ * NOT_FOUND (no such file), IO, NO_MEMORY. The flag parser itself reports an unknown or malformed
+ * flag on stderr; the error then says so.
  */
 ep_err ep_options_load(const ep_options_spec *spec, int argc, char **argv, char *const *environment,
                        ep_options **out_options, ep_error *out_error);
 void ep_options_free(ep_options *options);
 
-/* Values by key. The key must be in the table with a fitting type: anything else is our own
- * mistake. */
+/* Values by key. The key must be in the table with a fitting type. */
 bool ep_options_is_set(const ep_options *options, const char *key);
 bool ep_options_bool(const ep_options *options, const char *key);
-/* INT, SIZE, MS, US; for ENUM the word's place. 0 when not set. */
+/* INT, SIZE, MS, US; for ENUM the word's position. 0 when not set. */
 uint64_t ep_options_number(const ep_options *options, const char *key);
 /* STRING, PATH, ENUM; "" when not set. */
 const char *ep_options_text(const ep_options *options, const char *key);
@@ -121,8 +122,8 @@ const char *ep_options_list_origin(const ep_options *options, const char *key, s
 
 /* "default", "file PATH:LINE", "environment NAME", "flag --name". */
 const char *ep_options_origin(const ep_options *options, const char *key);
-/* BAD_CONFIG with the value's origin and key before the text: for rules that the table cannot
- * state. Returns the code. */
+/* Makes a BAD_CONFIG error with the value's origin and key before the text, for rules that the
+ * table cannot state. Returns the code. */
 ep_err ep_options_fail(const ep_options *options, const char *key, ep_error *out_error,
                        const char *format, ...) __attribute__((format(printf, 4, 5)));
 /* The same for a field of a list's item. */
@@ -137,7 +138,7 @@ const char *ep_options_warning(const ep_options *options, size_t index);
  * comment. */
 void ep_options_print(const ep_options *options, FILE *out);
 void ep_options_print_help(const ep_options_spec *spec, FILE *out);
-/* A text that the table takes, as YAML. */
+/* Writes as YAML a text that the table accepts. */
 void ep_options_print_text(const char *text, FILE *out);
 /* One option of the table as a line of text. */
 typedef struct ep_options_entry {

@@ -6,7 +6,7 @@
 
 #include "options/options_internal.h"
 
-/* "value", "first=second", and further fields that are set as " name=value". */
+/* Prints "value" or "first=second", and further set fields as " name=value". */
 static void print_item(const ep_option *option, const ep_option_value *fields, FILE *out)
 {
     for (size_t f = 0; f < option->fields_count; f++) {

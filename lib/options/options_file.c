@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The YAML file. libyaml's document keeps the line of every node, which is what an error message
- * needs; values stay text until the table's own parser has seen them.
+ * The YAML file. libyaml's document keeps the line of every node for error messages; values stay
+ * text until the table's parser reads them.
  */
 #include "options/options_internal.h"
 
@@ -14,7 +14,7 @@
 #include <yaml.h>
 
 #define ORIGIN_BYTES 400
-/* Our tables nest three deep. libyaml's time grows with the square of depth and of anchors. */
+/* Our tables are at most three levels deep. libyaml's time is quadratic in depth and anchors. */
 #define DEPTH_MAX 16
 #define ANCHORS_MAX 256
 
@@ -37,7 +37,7 @@ static ep_err fail_at(const reader *r, const yaml_node_t *node, const char *text
     return ep_error_set(r->error, EP_ERR_BAD_CONFIG, "%s: %s", origin, text);
 }
 
-/* The scalar's text, or NULL with an error set: another kind of node, no value, or a NUL inside. */
+/* The scalar's text. NULL with an error: another kind of node, no value, or a NUL inside. */
 static const char *scalar_text(const reader *r, const yaml_node_t *node, const char *label)
 {
     char text[160];
@@ -73,8 +73,8 @@ static ep_err unknown_key(const reader *r, const yaml_node_t *node, const char *
     return fail_at(r, node, text);
 }
 
-/* Finds the pair's option; a key given twice is an error. seen: [count], the line a key was first
- * seen at, 0 none. */
+/* Finds the pair's option; a key given twice is an error. seen: [count], the line where a key was
+ * first seen, 0 none. */
 static ep_err find_key(const reader *r, const yaml_node_t *key, const ep_option *options,
                        size_t count, size_t *seen, size_t *out_index)
 {
@@ -221,7 +221,7 @@ static ep_err read_root(reader *r, const yaml_node_t *root)
     return err;
 }
 
-/* The whole file; *out_text is freed by the caller. */
+/* Reads the whole file; the caller frees *out_text. */
 static ep_err read_bytes(const char *path, unsigned char **out_text, size_t *out_bytes,
                          ep_error *out_error)
 {
@@ -255,8 +255,8 @@ static ep_err read_bytes(const char *path, unsigned char **out_text, size_t *out
     return EP_OK;
 }
 
-/* libyaml's words name the place where it gave up; where it began, and the one character nobody
- * sees, are added. */
+/* libyaml's message names where it gave up. This adds where the construct began, and names a
+ * character that nobody sees. */
 static ep_err fail_parser(const char *path, const unsigned char *text, size_t bytes,
                           const yaml_parser_t *parser, ep_error *out_error)
 {
@@ -273,7 +273,7 @@ static ep_err fail_parser(const char *path, const unsigned char *text, size_t by
                         is_tab ? ": a tab; YAML is indented with blanks" : "");
 }
 
-/* Counts the event in; an error where it goes past a bound. */
+/* Counts the event; an error when it exceeds a bound. */
 static ep_err count_event(const char *path, const yaml_event_t *event, size_t *depth,
                           size_t *anchors, ep_error *out_error)
 {
@@ -298,8 +298,8 @@ static ep_err count_event(const char *path, const yaml_event_t *event, size_t *d
     return EP_OK;
 }
 
-/* Before a document is made of it: the first event past a bound ends the reading, so that time is
- * bounded too. */
+/* Runs before a document is built: an event beyond a bound ends the reading, so time is bounded
+ * too. */
 static ep_err check_shape(const char *path, const unsigned char *text, size_t bytes,
                           ep_error *out_error)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Flags and --help, made from the table; argp does the parsing and the layout. */
+/* Flags and --help, made from the table; argp parses and lays out. */
 #include "options/options_internal.h"
 
 #include <argp.h>
@@ -10,13 +10,13 @@
 
 #define KEY_CONFIG 0x200
 #define KEY_JSON 0x201
-#define KEY_ACTION 0x210 /* + what is asked for */
-#define KEY_FIRST 0x300  /* + index in the table */
+#define KEY_ACTION 0x210 /* plus an ep_options_action */
+#define KEY_FIRST 0x300  /* plus the index in the table */
 
 #define NAME_BYTES 64
 #define HELP_BYTES 512
 
-/* argp_option keeps pointers only: the texts made for it live here. */
+/* argp_option only has pointers; the strings made for it are stored here. */
 typedef struct built_texts {
     char flag[NAME_BYTES];
     char argument[NAME_BYTES];
@@ -114,7 +114,7 @@ ep_err ep_flags_build(const ep_options_spec *spec, struct argp_option **out_opti
 
 static error_t parse_argument(ep_flags *flags, char *argument, struct argp_state *state)
 {
-    /* "--check-config FILE": argp gives an optional argument only after '='. */
+    /* For "--check-config FILE": argp accepts an optional argument only after '='. */
     if (flags->action == EP_ACTION_CHECK && flags->config_path == NULL) {
         flags->config_path = argument;
         return 0;

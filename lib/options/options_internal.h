@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of the option table share: values, their origin, and how one is set. */
+/* Shared by the files of the option table: values, their origin, and how one is set. */
 #ifndef EP_OPTIONS_OPTIONS_INTERNAL_H
 #define EP_OPTIONS_OPTIONS_INTERNAL_H
 
@@ -19,7 +19,7 @@ struct ep_options {
     const ep_options_spec *spec;
     ep_option_value *values; /* [spec->options_count] */
     ep_options_action action;
-    const char *shell; /* of EP_ACTION_COMPLETION; borrowed from argv */
+    const char *shell; /* for EP_ACTION_COMPLETION; borrowed from argv */
     char *config_path; /* NULL: no file */
     char **warnings;
     size_t warnings_count;
@@ -37,16 +37,16 @@ ep_err ep_option_set_scalar(const ep_option *option, const char *label, const ch
 /* Appends one item; out_item points to its fields, still unset. */
 ep_err ep_option_list_grow(const ep_option *option, ep_option_value *list, ep_value_source source,
                            ep_option_value **out_item, ep_error *out_error);
-/* Sets the fields that were not given to their defaults. A field without default must be given. */
+/* Sets the fields that were not given to their defaults. Fields without a default are required. */
 ep_err ep_option_list_complete(const ep_option *option, size_t index, ep_option_value *item,
                                ep_value_source source, ep_error *out_error);
-/* One item from "value" or "first=second". */
+/* Adds one item from "value" or "first=second". */
 ep_err ep_option_list_add_text(const ep_option *option, ep_option_value *list, const char *text,
                                ep_value_source source, ep_error *out_error);
 ep_err ep_option_list_check_count(const ep_option *option, const ep_option_value *list,
                                   ep_error *out_error);
 void ep_option_value_clear(const ep_option *option, ep_option_value *value);
-/* "0..10m", "true, false", into out. */
+/* Writes the allowed values: "0..10m", "true, false". */
 void ep_option_describe_allowed(const ep_option *option, char *out, size_t bytes);
 /* How --help, the sample and the man page explain sizes and times. */
 #define EP_OPTIONS_UNITS_HELP(line_end)                                                            \
@@ -56,9 +56,9 @@ void ep_option_describe_allowed(const ep_option *option, char *out, size_t bytes
 
 /* Index in the table, or SIZE_MAX. */
 size_t ep_options_find(const ep_option *options, size_t count, const char *name);
-/* The name most like a misspelt one, or NULL. */
+/* The name most similar to a misspelt one, or NULL. */
 const char *ep_options_nearest(const ep_option *options, size_t count, const char *name);
-/* "--drain-ms" without dashes before, "EXPERTD_DRAIN_MS". */
+/* The flag without leading dashes: "drain-ms"; the variable: "EXPERTD_DRAIN_MS". */
 void ep_option_flag_name(const ep_option *option, char *out, size_t bytes);
 void ep_option_env_name(const ep_options_spec *spec, const ep_option *option, char *out,
                         size_t bytes);
@@ -75,11 +75,10 @@ typedef struct ep_flags {
     size_t count;
     const char *config_path;
     ep_options_action action;
-    const char *shell; /* of COMPLETION */
+    const char *shell; /* for EP_ACTION_COMPLETION */
     bool json;
 } ep_flags;
-/* argp's table of all flags; *out_texts is what it points at. Both for free(). Errors:
- * NO_MEMORY. */
+/* argp's table of all flags; *out_texts is what it points at; free() both. Errors: NO_MEMORY. */
 struct argp_option;
 ep_err ep_flags_build(const ep_options_spec *spec, struct argp_option **out_options,
                       void **out_texts);

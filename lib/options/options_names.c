@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of options: looked up, guessed, and written as a flag and as a variable. */
+/* Names of options: found, guessed, and written as flag and variable. */
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +18,7 @@ size_t ep_options_find(const ep_option *options, size_t count, const char *name)
     return SIZE_MAX;
 }
 
-/* Levenshtein distance, cut off at names longer than ours. */
+/* Levenshtein distance, for names up to the length of ours. */
 static size_t distance(const char *a, const char *b)
 {
     size_t row[NAME_BYTES];

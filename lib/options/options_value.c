@@ -103,12 +103,12 @@ static bool read_character(const unsigned char **text, uint32_t *out_code)
     }
     *text = p + more + 1;
     *out_code = code;
-    /* shorter forms of a code are the only ones */
+    /* rejects encodings that are longer than necessary */
     static const uint32_t least[] = {0, 0x80, 0x800, 0x10000};
     return code >= least[more] && code <= 0x10ffff;
 }
 
-/* What a YAML file can hold without escapes, so that a printed value can be read again. */
+/* Accepts what a YAML file can contain unescaped, so that a printed value can be read again. */
 static const char *parse_text(const ep_option *option, const char *text)
 {
     const unsigned char *p = (const unsigned char *)text;
