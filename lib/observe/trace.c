@@ -31,7 +31,7 @@ const int *ep_trace_states[EP_TRACE_EVENTS] = {
 
 void ep_trace_emit(ep_trace_event event, const ep_trace_fields *fields)
 {
-    /* stood before the state that was on */
+    /* the provider was set before the state that was found on */
     __atomic_load_n(&provider, __ATOMIC_RELAXED)->emit[event](fields);
 }
 
@@ -50,7 +50,7 @@ static bool use_provider(const ep_trace_provider *const *table)
     return true;
 }
 
-/* A preloaded library's data stands before any constructor runs. */
+/* A preloaded library's data is initialised before any constructor runs. */
 __attribute__((constructor)) static void use_preloaded(void)
 {
     use_provider(dlsym(RTLD_DEFAULT, EP_TRACE_PROVIDER_NAME));
@@ -61,8 +61,8 @@ bool ep_trace_loaded(void)
     return __atomic_load_n(&provider, __ATOMIC_RELAXED) != NULL;
 }
 
-/* The library beside the installed program: a prefix other than the system's needs no loader
- * setting. */
+/* Opens the library beside the installed program, so that a prefix other than the system's needs no
+ * loader setting. */
 static void *open_beside_program(void)
 {
     char path[PATH_MAX];
@@ -205,7 +205,8 @@ bool ep_traceparent_parse(const char *text, ep_trace_id *out_trace, uint64_t *ou
         !parse_hex(text + SPAN_AT, 16, &span) || !parse_hex(text + FLAGS_AT, 2, &flags)) {
         return false;
     }
-    bool more = text[EP_TRACEPARENT_CHARS] != 0; /* a later version may go on after another dash */
+    /* a later version may continue after another dash */
+    bool more = text[EP_TRACEPARENT_CHARS] != 0;
     if (version == 0xff || (more && (version == 0 || text[EP_TRACEPARENT_CHARS] != '-')) ||
         (high == 0 && low == 0) || span == 0) {
         return false;

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Begin and end of the spans listed in trace_spans.def, as LTTng-UST events of provider `expertd`.
- * Off they cost one predicted branch.
+ * When tracing is off they cost one predicted branch.
  *
- *     if (EP_TRACE_SPAN_ON(plan)) {           // only where the fields cost something to make
+ *     if (EP_TRACE_SPAN_ON(plan)) {           // only where the fields cost something to compute
  *         ep_trace_fields fields = {...};
  *         EP_TRACE(plan_begin, &fields);
  *     }
  *
- * The probes live in a library of their own, libexpertd-trace.so: a process that does not load it
- * (daemons and expertctl do; users of libexpertd preload it) has no tracing and no thread of LTTng.
- * Loading never waits for a session daemon.
+ * The probes are in a library of their own, libexpertd-trace.so. A process that does not load it
+ * has no tracing and no thread of LTTng (daemons and expertctl load it; users of libexpertd preload
+ * it). Loading never waits for a session daemon.
  *
  * Trace ids   16 bytes of W3C traceparent as two numbers, first bytes first. A layer call without a
  *             traceparent gets a new id when tracing is on. On the wire traceparent names the
- *             sender's span: C for frames a client sends.
+ *             sender's span: C in frames that a client sends.
  * Threads     any.
  */
 #ifndef EP_OBSERVE_TRACE_H
@@ -36,15 +36,15 @@ typedef struct ep_trace_fields {
     uint64_t call;   /* C, R or J of trace_spans.def */
     uint64_t parent; /* 0 none */
     uint64_t epoch;  /* number of the routing table used; 0 unknown */
-    /* name of this process: the node's, "coordinator", "gateway", "" a client, recorded as "-"; not
-     * NULL */
+    /* name of this process, not NULL: the node's, "coordinator", "gateway"; "" for a client,
+     * recorded as "-" */
     const char *node;
-    const char *peer; /* name of the other side; "" none, recorded as "-"; not NULL */
+    const char *peer; /* name of the other side, not NULL; "" none, recorded as "-" */
     uint32_t sub;
     int32_t layer;  /* -1 none */
     int32_t expert; /* -1 none */
     uint32_t rows;
-    int32_t status; /* ends: ep_err (0 OK); begins: 0 */
+    int32_t status; /* of ends: ep_err (0 OK); of begins: 0 */
 } ep_trace_fields;
 
 typedef enum ep_trace_event {
@@ -68,8 +68,7 @@ typedef enum ep_trace_event {
         }                                                                                          \
     } while (0)
 
-/* Both ends are recorded: ask this before a span's begin, and emit its end only if it was true
- * then. */
+/* True while both ends are recorded: ask before a span's begin, and emit its end only if true. */
 #define EP_TRACE_SPAN_ON(span) (EP_TRACE_ON(span##_begin) && EP_TRACE_ON(span##_end))
 
 /* private: what the macros use */
@@ -77,28 +76,27 @@ extern const int *ep_trace_states[EP_TRACE_EVENTS];
 void ep_trace_emit(ep_trace_event event, const ep_trace_fields *fields);
 
 /*
- * Loads libexpertd-trace.so and with it LTTng-UST: from beside the installed programs, else
- * wherever the loader finds it. Sets LTTNG_UST_REGISTER_TIMEOUT=0 unless the environment says
- * otherwise, so that starting never waits for a session daemon. For our programs, early in main,
- * before there are threads. Returns whether the probes are loaded; *out_why (may be NULL) is then
- * or else a text for a log line, valid until the next call.
+ * Loads libexpertd-trace.so and with it LTTng-UST: from beside the installed programs, else where
+ * the loader finds it. Sets LTTNG_UST_REGISTER_TIMEOUT=0 unless the environment sets it, so that
+ * the start never waits for a session daemon. For our programs, early in main, before there are
+ * threads. Returns whether the probes are loaded. *out_why (may be NULL) is in both cases a text
+ * for a log line, valid until the next call.
  */
 bool ep_trace_load(const char **out_why);
 
 /*
- * As ep_trace_load, on a thread of its own, for programs that stay: returns at once, and done (any
- * thread, once) hears the outcome. LTTng gives its sockets the timeout that it also waits at the
- * start, at least 10 ms: with 0 a session daemon that answers later, as on a busy machine, loses
- * the process for good. So here LTTNG_UST_REGISTER_TIMEOUT is 2000 unless the environment says
- * otherwise.
+ * The same on a thread of its own, for programs that keep running: returns at once, and done (any
+ * thread, once) gets the result. LTTng uses the timeout of the start also for its sockets, at least
+ * 10 ms. With 0, a session daemon that answers later, as on a busy machine, loses the process for
+ * good. So LTTNG_UST_REGISTER_TIMEOUT is 2000 here unless the environment sets it.
  */
 typedef void (*ep_trace_loaded_func)(bool loaded, const char *why);
 void ep_trace_load_aside(ep_trace_loaded_func done);
-/* Whether the probes are loaded, by ep_trace_load or preloaded. */
+/* Whether the probes are loaded: by ep_trace_load, or preloaded. */
 bool ep_trace_loaded(void);
 
-/* What the library's own spans call this process: "" until set. Early in main, before there are
- * threads; kept up to 63 bytes. */
+/* The name of this process in the library's own spans; "" until set. Call early in main, before
+ * there are threads; up to 63 bytes are kept. */
 void ep_trace_set_process(const char *name);
 const char *ep_trace_process(void);
 
@@ -113,11 +111,11 @@ static inline bool ep_trace_id_is_none(ep_trace_id id)
 }
 
 /*
- * Reads a W3C traceparent (version 00, or a later one that begins the same way). False, and outputs
- * untouched, for anything else: upper case, an id of zeros, version ff. A NULL text is false too.
+ * Reads a W3C traceparent (version 00, or a later one that begins the same way). False, with
+ * outputs untouched, for anything else: NULL, upper case, an id of zeros, version ff.
  */
 bool ep_traceparent_parse(const char *text, ep_trace_id *out_trace, uint64_t *out_span);
-/* "00-<trace>-<span>-01" and its end. */
+/* Writes "00-<trace>-<span>-01", terminated. */
 void ep_traceparent_format(ep_trace_id trace, uint64_t span,
                            char out_text[EP_TRACEPARENT_CHARS + 1]);
 

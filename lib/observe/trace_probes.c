@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libexpertd-trace.so: the only file that uses LTTng-UST. Definitions, probes, and the table
- * trace.c reads. */
+/* libexpertd-trace.so: the only file that uses LTTng-UST. Definitions, probes, trace.c's table. */
 #define LTTNG_UST_TRACEPOINT_CREATE_PROBES
 #define LTTNG_UST_TRACEPOINT_DEFINE
 #define LTTNG_UST_TRACEPOINT_HIDDEN_DEFINITION

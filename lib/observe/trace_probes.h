@@ -16,8 +16,7 @@
 
 #include "observe/trace.h"
 
-/* babeltrace 2.0.4 shows an empty string as what the field held in an earlier event; so none is
- * written. */
+/* babeltrace 2.0.4 shows an empty string as the field's value before, so none is written. */
 #define EP_TRACE_TEXT(text) ((text)[0] != 0 ? (text) : "-")
 
 LTTNG_UST_TRACEPOINT_EVENT_CLASS(

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What libexpertd-trace.so gives the programs: for each event where its state stands and the
- * function that records it. trace.c finds it by name.
+ * What libexpertd-trace.so provides: for each event the address of its state, and the function that
+ * records it. trace.c finds it by name.
  */
 #ifndef EP_OBSERVE_TRACE_PROVIDER_H
 #define EP_OBSERVE_TRACE_PROVIDER_H
@@ -10,7 +10,8 @@
 
 typedef struct ep_trace_provider {
     uint32_t fields_bytes; /* sizeof(ep_trace_fields) */
-    const char *spans; /* ep_trace_spans_text: the lists must be the same, else nothing is traced */
+    /* ep_trace_spans_text: must equal that of the program, otherwise nothing is traced */
+    const char *spans;
     const int *states[EP_TRACE_EVENTS];
     void (*emit[EP_TRACE_EVENTS])(const ep_trace_fields *fields);
 } ep_trace_provider;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The names of all spans in one text: what tells a library of another version from one that
- * fits. */
+/* The names of all spans in one string: it differs in a library of another version. */
 #ifndef EP_OBSERVE_TRACE_SPANS_TEXT_H
 #define EP_OBSERVE_TRACE_SPANS_TEXT_H
 

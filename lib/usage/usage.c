@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading argp's tables. */
+/* Reads argp's tables. */
 #include "usage/usage.h"
 
 #include <ctype.h>
@@ -41,7 +41,7 @@ void ep_usage_walk(const struct argp *argp,
     }
 }
 
-/* Whether text is words separated by '|': what a reader may type as it stands. */
+/* Whether text is words separated by '|', which a reader can type unchanged. */
 static bool is_choice(const char *text, size_t bytes)
 {
     bool has_bar = false;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Man pages and shell completion, made from the argp tables that parse the command line: what is
- * documented is what is there. A command that is added to its program's table needs nothing here.
+ * Man pages and shell completion, made from the argp tables that parse the command line, so that
+ * they document what exists. A command that is added to its program's table needs nothing here.
  *
- * Meaning taken from the tables:
+ * Meaning of the tables' texts:
  *   argument "a|b|c"       one of these words
  *   argument FILE, PATH    a file
- *   argument CONTEXT       a line of what list_command prints; anything else is free text
+ *   argument CONTEXT       a line that list_command prints; anything else is free text
  *   args_doc "a|b REST"    the first free word is one of these; one alternative per line
- *   doc "before\vafter"    lines of after that begin with a space are shown as they are
+ *   doc "before\vafter"    lines of after that begin with a space are shown unchanged
  *
  * Threads: none of it keeps state.
  */
@@ -44,11 +44,11 @@ typedef struct ep_usage {
     size_t commands_count;
     const ep_usage_section *sections;
     size_t sections_count;
-    const char *list_command; /* a shell's, of one line */
+    const char *list_command; /* a shell command, one line */
 } ep_usage;
 
 void ep_usage_print_man(const ep_usage *usage, FILE *out);
-/* shell: bash, zsh or fish. False, and nothing printed, for another word. */
+/* shell: bash, zsh or fish. False, with nothing printed, for another word. */
 bool ep_usage_print_completion(const ep_usage *usage, const char *shell, FILE *out);
 /* "bash, zsh, fish". */
 #define EP_USAGE_SHELLS "bash, zsh, fish"
@@ -57,9 +57,9 @@ bool ep_usage_print_completion(const ep_usage *usage, const char *shell, FILE *o
 
 void ep_man_title(const char *name, int section, const char *version, FILE *out);
 void ep_man_section(const char *title, FILE *out);
-/* A text in a line: special characters are escaped. */
+/* Text within a line, with special characters escaped. */
 void ep_man_text(const char *text, FILE *out);
-/* Paragraphs: blank lines separate, lines that begin with a space stand as they are. */
+/* Paragraphs, separated by blank lines; lines that begin with a space are unchanged. */
 void ep_man_paragraphs(const char *text, size_t bytes, FILE *out);
 
 /* ---- shared by the files of this folder ---- */
@@ -72,14 +72,14 @@ typedef enum ep_usage_value {
     EP_USAGE_TEXT
 } ep_usage_value;
 
-/* Calls func for each option of argp and of its children, hidden ones left out, then for --help. A
- * row with neither name nor key is a heading. */
+/* Calls func for each visible option of argp and its children, then for --help. A row without name
+ * and key is a heading. */
 void ep_usage_walk(const struct argp *argp,
                    void (*func)(void *arg, const struct argp_option *option), void *arg);
 ep_usage_value ep_usage_value_of(const struct argp_option *option);
 /* The short option's letter, or 0. */
 char ep_usage_letter(const struct argp_option *option);
-/* The words that the first free argument may be, "a b c"; empty when it is free, or
+/* The words that the first free argument may be, "a b c"; empty when any word is allowed, or for
  * EP_USAGE_LISTED. */
 void ep_usage_first_words(const struct argp *argp, char *out, size_t bytes);
 bool ep_usage_first_is_listed(const struct argp *argp);

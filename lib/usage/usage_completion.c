@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Completion scripts for bash, zsh and fish. They hold everything, and call the program only for
- * names that users give (contexts). */
+/* Completion scripts for bash, zsh and fish. They contain everything except names that users give
+ * (contexts), for which they call the program. */
 #include <string.h>
 
 #include "usage/usage.h"
@@ -35,13 +35,12 @@ static void put_function(const ep_usage *usage, FILE *out)
     put_name(usage->program, out);
 }
 
-/* Inside '...' of a shell: no quote, no backslash, one line. zsh also reads ':' and brackets in its
- * specs. */
+/* For '...' of a shell: no quote, no backslash, one line. zsh interprets ':' and brackets, too. */
 static void put_quoted(const char *text, bool for_zsh, FILE *out)
 {
     for (; *text != 0; text++) {
         if (*text == '\'') {
-            fputs("\xe2\x80\x99", out); /* the typographic one */
+            fputs("\xe2\x80\x99", out); /* a typographic apostrophe */
         } else if (*text == '\n') {
             fputc(' ', out);
         } else if (*text == '\\') {
@@ -54,14 +53,14 @@ static void put_quoted(const char *text, bool for_zsh, FILE *out)
     }
 }
 
-/* 'trace record' as a pattern of case, in quotes. */
+/* 'trace record' as a quoted pattern of `case`. */
 static void put_case(const ep_usage_command *command, FILE *out)
 {
     fprintf(out, "'%s%s%s'", command->parent != NULL ? command->parent : "",
             command->parent != NULL ? " " : "", command->name);
 }
 
-/* `case` of the verb and the word behind it: `then` is done where they are a verb of two words. */
+/* `case` over the verb and the word after it; `then` runs where they are a verb of two words. */
 static void put_two_words(const ep_usage *usage, const char *next, const char *then, FILE *out)
 {
     bool is_first = true;
@@ -120,7 +119,7 @@ static void bash_value(void *arg, const struct argp_option *option)
     if (kind == EP_USAGE_NO_VALUE || !has_flag(option)) {
         return;
     }
-    /* An optional value is only taken after '='. */
+    /* An optional value is accepted only after '='. */
     bool is_optional = (option->flags & OPTION_ARG_OPTIONAL) != 0;
     bash_pattern(option, w->out);
     if (is_optional) {
@@ -411,7 +410,7 @@ bool ep_usage_print_completion(const ep_usage *usage, const char *shell, FILE *o
     } shells[] = {{"bash", bash}, {"zsh", zsh}, {"fish", fish}};
     for (size_t i = 0; i < sizeof(shells) / sizeof(shells[0]); i++) {
         if (strcmp(shell, shells[i].name) == 0) {
-            /* zsh wants its first line first. */
+            /* zsh requires its own first line at the top. */
             if (shells[i].print != zsh) {
                 fputs("# SPDX-License-Identifier: Apache-2.0\n# Generated from the program's "
                       "option tables.\n",

@@ -25,7 +25,7 @@ static void put(char c, FILE *out)
 static void put_text(const char *text, size_t bytes, FILE *out)
 {
     if (bytes > 0 && text[0] == '.') {
-        fputs("\\&", out); /* else a request */
+        fputs("\\&", out); /* otherwise groff takes it for a request */
     }
     for (size_t i = 0; i < bytes; i++) {
         put(text[i], out);
@@ -125,7 +125,7 @@ static void put_option(void *arg, const struct argp_option *option)
     fputc('\n', out);
 }
 
-/* What argp's doc says before the options, and after them. */
+/* argp's doc before the options, or after them. */
 static void put_doc(const struct argp *argp, bool after, FILE *out)
 {
     const char *split = argp->doc != NULL ? strchr(argp->doc, '\v') : NULL;
