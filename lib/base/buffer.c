@@ -8,29 +8,30 @@
 
 #include "base/check.h"
 
-/* Powers of two up to 64 KiB, beyond four classes between one power and the next: with large
- * buffers, up to half of a budget would be rounding otherwise. */
+/* Powers of two up to 64 KiB, then four classes per power of two: otherwise rounding would waste up
+ * to half of a budget of large buffers. */
 #define CLASS_SHIFT_MIN 12u
 #define CLASS_SHIFT_FINE 16u
 #define CLASS_SHIFT_MAX 35u /* 32 GiB */
 #define CLASSES_COARSE (CLASS_SHIFT_FINE - CLASS_SHIFT_MIN + 1)
 #define CLASS_COUNT (CLASSES_COARSE + 4 * (CLASS_SHIFT_MAX - CLASS_SHIFT_FINE))
-/* A kept buffer so many classes larger is lent rather than another one asked of the system. */
+/* A kept buffer that is up to this many classes larger is lent before the system is asked for
+ * memory. */
 #define CLASSES_UP 2u
-/* A class of which so many acquires took nothing is not in use: its kept buffers make room for
- * those that are. */
+/* A class that none of this many acquires used counts as idle: its kept buffers make room for those
+ * of other classes. */
 #define IDLE_ACQUIRES 64u
 #define LARGE_PAGE_BYTES ((size_t)2 << 20)
 
 struct ep_buffer_pool {
-    /* NULL: none. With one, only limit_bytes, holders and the counts of stats are used */
+    /* NULL: none. With a parent, only limit_bytes, holders and the counters of stats are used */
     ep_buffer_pool *parent;
     pthread_mutex_t lock;
     size_t limit_bytes;
     size_t keep_bytes;
-    uint64_t holders; /* lent buffers, plus one until destroyed */
+    uint64_t holders; /* lent buffers, plus one until the pool is destroyed */
     ep_buffer *free_lists[CLASS_COUNT];
-    uint64_t used[CLASS_COUNT]; /* stats.acquires when one was lent last */
+    uint64_t used[CLASS_COUNT]; /* stats.acquires when a buffer of the class was last lent */
     ep_buffer_pool_stats stats;
 };
 
@@ -63,7 +64,7 @@ static void free_all(ep_buffer *buffers)
     }
 }
 
-/* Drops a holder that has nothing lent. */
+/* Drops a holder that has no buffer lent. */
 static void pool_unhold(ep_buffer_pool *pool);
 
 static void pool_free(ep_buffer_pool *pool)
@@ -117,7 +118,7 @@ size_t ep_buffer_pool_limit(const ep_buffer_pool *pool)
     return pool->limit_bytes;
 }
 
-/* CLASS_COUNT: above the largest. */
+/* CLASS_COUNT: larger than the largest class. */
 static uint32_t class_of(size_t bytes)
 {
     if (bytes <= (size_t)1 << CLASS_SHIFT_MIN) {
@@ -150,9 +151,9 @@ size_t ep_buffer_class_bytes(size_t bytes)
 }
 
 /*
- * Large buffers ask for large pages: filling a fresh one then takes a fault per 2 MiB instead of
- * one per 4 KiB, and every pass over it, by us or by the network stack, fewer translations. What
- * the kernel does not give costs nothing.
+ * Large buffers ask for huge pages: filling a fresh one then takes a fault per 2 MiB instead of one
+ * per 4 KiB, and every pass over it needs fewer address translations. If the kernel has none,
+ * nothing is lost.
  */
 static uint8_t *data_alloc(size_t capacity)
 {
@@ -160,15 +161,15 @@ static uint8_t *data_alloc(size_t capacity)
     if (capacity < LARGE_PAGE_BYTES) {
         return aligned_alloc(EP_BUFFER_ALIGN, capacity);
     }
-    /* aligned_alloc may want a multiple of the alignment */
+    /* aligned_alloc may require a multiple of the alignment */
     if (posix_memalign(&data, LARGE_PAGE_BYTES, capacity) != 0) {
         return NULL;
     }
     return data;
 }
 
-/* A large page is taken whole at its first byte: no larger than what is charged, or a peer's few
- * bytes would take 2 MiB. */
+/* A huge page is allocated at its first byte, so huge pages are used only within the charge:
+ * otherwise a peer's few bytes would take 2 MiB. */
 static void choose_pages(const ep_buffer *buffer)
 {
     if (buffer->capacity_bytes >= LARGE_PAGE_BYTES) {
@@ -199,8 +200,7 @@ static bool has_room(const ep_buffer_pool *pool, size_t charge)
     return pool->limit_bytes == 0 || pool->stats.lent_bytes + charge <= pool->limit_bytes;
 }
 
-/* Lock held. NULL: none of about that size is kept, or there is no room for all of it where it is
- * charged whole. */
+/* Lock held. NULL: no kept buffer of about that size, or no room for all of it if charged whole. */
 static ep_buffer *take_kept(ep_buffer_pool *pool, uint32_t class_index, bool whole)
 {
     uint32_t up = class_index < CLASSES_COARSE ? 0 : CLASSES_UP;
@@ -223,7 +223,7 @@ static void count_lent(ep_buffer_pool *pool, size_t charge)
     }
 }
 
-/* Takes room under the limit of one pool alone. */
+/* Charges one pool only. */
 static ep_err charge_one(ep_buffer_pool *pool, size_t charge)
 {
     pthread_mutex_lock(&pool->lock);
@@ -244,7 +244,7 @@ static void discharge_one(ep_buffer_pool *pool, size_t charge)
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* Takes room under the limits of a pool and of all above it. */
+/* Charges a pool and all pools above it. */
 static ep_err charge_all(ep_buffer_pool *pool, size_t charge)
 {
     ep_err err = charge_one(pool, charge);
@@ -264,8 +264,8 @@ static void discharge_all(ep_buffer_pool *pool, size_t charge)
     }
 }
 
-/* Takes room under the limit, and a kept buffer if there is one; charge is class_bytes(class_index)
- * or less. */
+/* Charges the pool, and takes a kept buffer if there is one; charge is at most
+ * class_bytes(class_index). */
 static ep_err reserve(ep_buffer_pool *pool, size_t charge, uint32_t class_index,
                       ep_buffer **out_buffer)
 {
@@ -293,8 +293,8 @@ static ep_err reserve(ep_buffer_pool *pool, size_t charge, uint32_t class_index,
     return err;
 }
 
-/* Lock held. The class with kept buffers that was used the longest time ago; CLASS_COUNT: all are
- * in use. */
+/* Lock held. The class with kept buffers that was unused for longest; CLASS_COUNT: no class is
+ * idle. */
 static uint32_t idle_class(const ep_buffer_pool *pool)
 {
     uint32_t oldest = CLASS_COUNT;
@@ -308,8 +308,8 @@ static uint32_t idle_class(const ep_buffer_pool *pool)
 }
 
 /*
- * Lock held: makes room for one more kept buffer, at the cost of classes that are not in use any
- * more. Returns what is to be freed. It may not suffice.
+ * Lock held: makes room for one more kept buffer by taking buffers of idle classes. Returns what
+ * must be freed. The room may still not suffice.
  */
 static ep_buffer *evict(ep_buffer_pool *pool, size_t capacity)
 {
@@ -331,7 +331,7 @@ static ep_buffer *evict(ep_buffer_pool *pool, size_t capacity)
     return evicted;
 }
 
-/* Gives back room, and the buffer when it may be kept. True when the pool itself is to be freed. */
+/* Discharges, and keeps the buffer if allowed. True when the pool itself must be freed. */
 static bool give_back(ep_buffer_pool *pool, size_t charge, ep_buffer *buffer, bool *out_kept)
 {
     ep_buffer *evicted = NULL;
@@ -353,7 +353,7 @@ static bool give_back(ep_buffer_pool *pool, size_t charge, ep_buffer *buffer, bo
     return last;
 }
 
-/* A buffer of a pool without a parent. */
+/* Acquires from a pool without a parent. */
 static ep_err acquire_root(ep_buffer_pool *pool, uint32_t class_index, size_t charge,
                            ep_buffer **out_buffer)
 {
@@ -393,7 +393,7 @@ static ep_err acquire(ep_buffer_pool *pool, uint32_t class_index, size_t charge,
     pthread_mutex_lock(&pool->lock);
     pool->holders++;
     pool->stats.acquires++;
-    /* a kept buffer may be a little larger than asked */
+    /* a kept buffer may be slightly larger than asked for */
     count_lent(pool, (*out_buffer)->charged_bytes - charge);
     pthread_mutex_unlock(&pool->lock);
     return EP_OK;
@@ -488,7 +488,7 @@ void ep_buffer_unref(ep_buffer *buffer)
     size_t charge = buffer->charged_bytes;
     bool kept;
     while (pool->parent != NULL) {
-        /* this buffer holds it, by the root's count of holders */
+        /* the root counts this buffer as a holder, which keeps it alive */
         ep_buffer_pool *parent = pool->parent;
         discharge_one(pool, charge);
         pool_unhold(pool);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * EP_ASSERT states what our own code guarantees. It stays on in release builds outside kernels.
- * It never looks at bytes from a peer, a file or a device: those get an error.
+ * EP_ASSERT states what our own code guarantees. It stays on in release builds, except in kernels.
+ * It never judges bytes from a peer, a file or a device: those get an error.
  */
 #ifndef EP_BASE_CHECK_H
 #define EP_BASE_CHECK_H
@@ -32,7 +32,7 @@ static inline bool ep_add_size(size_t a, size_t b, size_t *out)
     return !__builtin_add_overflow(a, b, out);
 }
 
-/* Rounds up to a multiple of align (a power of two); the caller has checked that it fits. */
+/* Rounds up to a multiple of align (a power of two). The caller must know that the result fits. */
 static inline size_t ep_align_up(size_t n, size_t align)
 {
     return (n + align - 1) & ~(align - 1);

@@ -14,8 +14,8 @@
 
 /* CLOCK_MONOTONIC in nanoseconds. */
 uint64_t ep_clock_now_ns(void);
-/* Waits for a condition, lock held, up to a time of ep_clock_now_ns; EP_TIME_NEVER: for ever.
- * False: that time has come. As every such wait it may also end for nothing. */
+/* Waits for a condition, lock held, until a time of ep_clock_now_ns; EP_TIME_NEVER: no limit.
+ * False: the time has come. Like every condition wait, it may also return without a reason. */
 bool ep_clock_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns);
 
 #endif

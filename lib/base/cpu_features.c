@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Each level holds all before it, those of the other architecture are never there. */
+/* Each level includes all levels before it; those of the other architecture are never present. */
 enum { PORTABLE, NEON, NEON_DOT, NEON_BF16, AVX2, AVX512F, AVX512VNNI, AVX512BF16, LEVELS };
 
 static const char *const level_names[LEVELS] = {"portable", "neon",    "neon_dot",   "neon_bf16",
@@ -20,8 +20,8 @@ static const char *const level_names[LEVELS] = {"portable", "neon",    "neon_dot
 
 #if defined(__x86_64__)
 
-/* __builtin_cpu_supports also asks whether the system saves the wide registers; F16C lies in
- * registers AVX2 covers. */
+/* __builtin_cpu_supports also checks that the system saves the wide registers. F16C uses registers
+ * that AVX2 covers. */
 static ep_cpu_features of_cpu(void)
 {
     unsigned eax = 0;
@@ -82,7 +82,7 @@ static bool has_level(const ep_cpu_features *features, int level)
     }
 }
 
-/* The level asked for; LEVELS: none, or none of these. */
+/* The requested level; LEVELS: none, or an unknown one. */
 static int level_wanted(void)
 {
     const char *wanted = getenv(EP_CPU_FEATURES_VARIABLE);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this CPU and its operating system offer. Compiled without instruction set flags, so that
+/* What this CPU and its operating system support. Compiled without instruction set flags, so that
  * asking cannot fault. */
 #ifndef EP_BASE_CPU_FEATURES_H
 #define EP_BASE_CPU_FEATURES_H
@@ -8,8 +8,7 @@
 
 #include "base/error.h"
 
-/* Names the most that code may use of this CPU: one of the levels below, for tests and for mixed
- * hosts. */
+/* Names the highest level that code may use, for tests and for mixed hosts. */
 #define EP_CPU_FEATURES_VARIABLE "EXPERTD_CPU_FEATURES"
 
 typedef struct ep_cpu_features {
@@ -22,15 +21,15 @@ typedef struct ep_cpu_features {
     bool arm_bf16;      /* level neon_bf16, with arm_dot. BFDOT, BFMMLA */
 } ep_cpu_features;
 
-/* What code may use: what the CPU has, cut at the level that EP_CPU_FEATURES_VARIABLE names. Level
- * portable: none of it. A value that ep_cpu_features_check refuses counts as unset. */
+/* What code may use: what the CPU supports, limited to the level that EP_CPU_FEATURES_VARIABLE
+ * names. Level portable: nothing. A value that ep_cpu_features_check refuses counts as unset. */
 ep_cpu_features ep_cpu_features_read(void);
 
-/* EP_OK, or INVALID_ARGUMENT when EP_CPU_FEATURES_VARIABLE names no level or one that this CPU
- * lacks. */
+/* EP_OK, or INVALID_ARGUMENT when EP_CPU_FEATURES_VARIABLE names a level that is unknown or that
+ * this CPU lacks. */
 ep_err ep_cpu_features_check(ep_error *out_error);
 
-/* Between two looks of a loop that waits for another CPU. */
+/* For loops that poll for another CPU, between two polls. */
 static inline void ep_cpu_relax(void)
 {
 #if defined(__x86_64__)

@@ -71,7 +71,7 @@ ep_err ep_err_from_wire(uint32_t reason, uint32_t grpc_code)
     }
     for (size_t i = 0; i < EP_ARRAY_COUNT(rows); i++) {
         if ((uint32_t)rows[i].code == grpc_code) {
-            return rows[i].code; /* canonical codes keep their gRPC number */
+            return rows[i].code; /* canonical codes equal their gRPC numbers */
         }
     }
     return EP_ERR_UNKNOWN;

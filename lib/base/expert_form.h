@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The words about an expert that every layer shares: in which form its weights are kept, and what
- * it computes between its matrices.
+ * What every layer must know about an expert: the form of its weights, and what it computes between
+ * its matrices.
  *
  * Weight formats. A matrix is [rows,columns], y = x * W^T; a row of values is contiguous and starts
- * at its own byte:
+ * at a byte of its own:
  *   bf16 f16 f32      values only
  *   w8a8              int8; scales f32 [rows]. The rows of x and of the inner product are rounded
  *                     to int8 too
- *   all others        codes; G columns of a row are a group, the last may be short, and share a
- *                     scale and perhaps an offset: weight = code * scale - offset
- * Codes         e4m3 a byte; e2m1 two to a byte; int4 two to a byte, 8 more than they mean; uint4
- *               two to a byte; int8 a byte. Of two the even column is in the low half. Rows of int4
- *               and uint4 are padded to whole words of 4 bytes
+ *   all others        codes; G columns of a row are a group (the last may be shorter), which shares
+ *                     a scale and perhaps an offset: weight = code * scale - offset
+ * Codes         e4m3: a byte; e2m1: two per byte; int4: two per byte, stored as value + 8; uint4:
+ *               two per byte; int8: a byte. Of two codes the even column is in the low half. Rows
+ *               of int4 and uint4 are padded to whole words of 4 bytes
  * Scales        f32, bf16, f16 or e8m0 [rows,groups]; f8_block f32 [ceil(rows/128),groups];
  *               f8_channel f32 [rows].
- *               Of two levels: part [rows,groups] (uint8, int8 or e4m3), and f32
- *               [rows,ceil(columns/256)] that it is multiplied by
- * Offsets       zero: int8 z [rows,groups], offset = scale * z. minimum: uint8 [rows,groups], and
- *               f32 [rows,ceil(columns/256)] that it is multiplied by
- * A matrix's scales are one block of memory: scales or parts; z or minima; what parts are
- * multiplied by; what minima are multiplied by. Products of these are rounded once to f32; all but
- * those of f32 scales with more than 16 bits, and of e4m3 parts, are exact. Codes of e4m3 that mean
- * NaN and e8m0 255 do not occur: the reader refuses them.
+ *               Two-level scales: part [rows,groups] (uint8, int8 or e4m3), times a factor, f32
+ *               [rows,ceil(columns/256)]
+ * Offsets       zero: int8 z [rows,groups], offset = scale * z. minimum: uint8 [rows,groups], times
+ *               a factor, f32 [rows,ceil(columns/256)]
+ * A matrix's scales are one block of memory: scales or parts; z or minima; factors of parts;
+ * factors of minima. Their products are rounded once to f32. All are exact except those of f32
+ * scales with more than 16 bits, and of e4m3 parts. NaN codes of e4m3 and e8m0 255 do not occur:
+ * the reader refuses them.
  */
 #ifndef EP_BASE_EXPERT_FORM_H
 #define EP_BASE_EXPERT_FORM_H
@@ -33,7 +33,7 @@
 
 #include "expertd/tensor.h"
 
-/* name, number, text in numerics ids and messages; codes, columns of a group, scales, offsets: see
+/* name, number, text in numerics ids and messages; codes, columns per group, scales, offsets as
  * above */
 #define EP_WEIGHTS_MAP(X)                                                                          \
     X(NONE, 0, "none", NONE, 0, NONE, NONE)                                                        \
@@ -93,15 +93,15 @@ typedef enum ep_weight_offsets {
 } ep_weight_offsets;
 
 #define EP_F8_BLOCK 128 /* rows and columns of f8_block that share a scale */
-/* columns of MX formats that share a scale, and of rows that family w4a8 rounds together */
+/* columns of MX formats that share a scale; also columns that family w4a8 rounds together */
 #define EP_MX_GROUP 32
-#define EP_SCALE_BLOCK 256 /* columns of scales of two levels */
-/* w8a8: 127 * 128 * columns stays below 2^31. */
+#define EP_SCALE_BLOCK 256 /* columns that share a factor of two-level scales */
+/* With this limit for w8a8, 127 * 128 * columns stays below 2^31. */
 #define EP_W8A8_COLUMNS_MAX 131072
 
 /* "mxfp4"; "unknown" for unknown numbers. */
 const char *ep_weight_format_name(ep_weight_format format);
-/* Of a plain type; NONE for types that need scales. */
+/* The format of a plain type; NONE for types that need scales. */
 ep_weight_format ep_weight_format_of(ep_dtype dtype);
 
 static inline bool ep_weight_format_is_float(ep_weight_format format)
@@ -118,7 +118,7 @@ static inline ep_dtype ep_weight_format_dtype(ep_weight_format format)
                                       : EP_DTYPE_NONE;
 }
 
-/* The columns of the table; NONE and 0 for formats without groups. */
+/* A row of the table; NONE and 0 for formats without groups. */
 typedef struct ep_weight_form {
     ep_weight_codes codes;
     uint32_t group_columns;
@@ -133,7 +133,7 @@ static const ep_weight_form ep_weight_forms[EP_WEIGHTS_COUNT] = {
 #undef EP_WEIGHTS_ROW
 };
 
-/* Numbers of no format are as NONE. */
+/* Unknown numbers count as NONE. */
 static inline const ep_weight_form *ep_weight_form_of(ep_weight_format format)
 {
     return &ep_weight_forms[(unsigned)format < EP_WEIGHTS_COUNT ? format : EP_WEIGHTS_NONE];
@@ -154,13 +154,13 @@ static inline ep_weight_offsets ep_weight_format_offsets(ep_weight_format format
     return ep_weight_form_of(format)->offsets;
 }
 
-/* Columns that share a scale; f8_channel repeats its scale. */
+/* Columns that share a scale; f8_channel repeats its scale for each group. */
 static inline uint32_t ep_weight_group_columns(ep_weight_format format)
 {
     return ep_weight_form_of(format)->group_columns;
 }
 
-/* Whether it is codes with a scale for each group of a row's columns. */
+/* Whether the format has codes with a scale for each group of a row's columns. */
 static inline bool ep_weight_format_has_groups(ep_weight_format format)
 {
     return ep_weight_format_codes(format) != EP_CODES_NONE;
@@ -171,7 +171,7 @@ static inline bool ep_weight_codes_are_nibbles(ep_weight_codes codes)
     return codes == EP_CODES_E2M1 || codes == EP_CODES_INT4 || codes == EP_CODES_UINT4;
 }
 
-/* Whether scales are powers of two, one for each EP_MX_GROUP columns. */
+/* Whether scales are powers of two, one per EP_MX_GROUP columns. */
 static inline bool ep_weight_format_is_mx(ep_weight_format format)
 {
     return format == EP_WEIGHTS_MXFP4 || format == EP_WEIGHTS_MXFP8;
@@ -182,7 +182,7 @@ static inline bool ep_weight_scales_have_levels(ep_weight_scales scales)
     return scales >= EP_SCALES_UINT8_PARTS;
 }
 
-/* Bytes of one scale, or one part of it. */
+/* Bytes of one scale, or of one part. */
 static inline size_t ep_weight_scale_bytes(ep_weight_scales scales)
 {
     return scales == EP_SCALES_F32                               ? 4
@@ -190,7 +190,7 @@ static inline size_t ep_weight_scale_bytes(ep_weight_scales scales)
                                                                  : 1;
 }
 
-/* The block of a matrix's scales: how many bytes each of its arrays has, in their order. */
+/* The block of a matrix's scales: the bytes of each of its arrays, in their order. */
 typedef struct ep_scale_arrays {
     size_t scales;
     size_t offsets;
@@ -212,15 +212,15 @@ static inline size_t ep_weight_matrix_bytes(ep_weight_format format, uint32_t ro
 }
 
 /*
- * What an expert computes from g (gate row) and u (up row), biases added: names and numbers are on
- * the wire.
+ * What an expert computes from g (gate row) and u (up row), with biases added. Names and numbers
+ * are used on the wire.
  *   silu             silu(g) * u
  *   gelu, gelu_tanh  gelu(g) * u by erf, by tanh
  *   swiglu_oai       g' sigmoid(alpha g') (u' + beta), g' = min(g, limit), u' = clamp(u, +-limit)
  *   swiglu_limit     silu(min(g, limit)) clamp(u, +-limit)
  *   swiglu_step      min(silu(g), limit) clamp(u, +-limit)
  *   situ             alpha tanh(g / alpha) sigmoid(g) beta tanh(u / beta)
- *   ..._no_gate      two matrices: of u alone
+ *   ..._no_gate      two matrices: the function of u alone
  * A limit of 0 means none.
  */
 #define EP_ACTIVATION_MAP(X)                                                                       \
@@ -252,25 +252,24 @@ static inline bool ep_activation_has_gate(ep_activation activation)
     return activation < EP_ACT_SILU_NO_GATE;
 }
 
-/* The numbers of a layer's activation; those its formula does not name are 0. */
+/* The numbers of a layer's activation; those that its formula does not use are 0. */
 typedef struct ep_activation_numbers {
     float alpha;
     float beta;
     float limit;
 } ep_activation_numbers;
 
-/* One expert as it stands in memory: matrices in the layout above, any alignment of all pointers.
- * Borrowed. */
+/* One expert in memory: matrices in the layout above; pointers may have any alignment. Borrowed. */
 typedef struct ep_expert_source {
     uint32_t hidden;              /* H >= 1 */
     uint32_t inner;               /* I >= 1 */
     ep_weight_format format;      /* of gate and up */
-    ep_weight_format down_format; /* of down; NONE: the same. Of w8a8 both are */
+    ep_weight_format down_format; /* of down; NONE: the same. For w8a8 both are w8a8 */
     ep_activation activation;
     ep_activation_numbers numbers;
-    bool wide_inputs; /* the checkpoint names activations of 16 bits: auto takes no int8 for them */
-    /* uint32 [H]: the column of gate and up, and of the shared gate, that x[i] belongs to; NULL:
-     * i */
+    /* the checkpoint asks for 16-bit activations, so EP_NUMERICS_AUTO avoids int8 for them */
+    bool wide_inputs;
+    /* uint32 [H]: which column of gate, up and the shared gate belongs to x[i]; NULL: column i */
     const void *places;
     const void *gate;        /* [I,H]; NULL when the activation has no gate */
     const void *up;          /* [I,H] */
@@ -278,11 +277,11 @@ typedef struct ep_expert_source {
     const void *gate_scales; /* as the format says; NULL for plain formats */
     const void *up_scales;
     const void *down_scales;
-    ep_dtype bias_dtype;        /* bf16, f16 or f32; looked at when there is a bias */
+    ep_dtype bias_dtype;        /* bf16, f16 or f32; used when there is a bias */
     const void *gate_bias;      /* [I]; each bias may be NULL */
     const void *up_bias;        /* [I] */
     const void *down_bias;      /* [H] */
-    ep_dtype shared_gate_dtype; /* bf16, f16 or f32; looked at when shared_gate is set */
+    ep_dtype shared_gate_dtype; /* bf16, f16 or f32; used when shared_gate is set */
     const void *shared_gate;    /* [H], a shared expert's own gate; NULL none */
 } ep_expert_source;
 

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The float environment that the contract of a layer is written for: to nearest, denormals kept,
- * nothing trapped. Programs that call the library may have set another one (games and audio set FTZ
+ * The float environment that the contract of a layer requires: round to nearest, keep denormals,
+ * trap nothing. Programs that call the library may have set another one (games and audio set FTZ
  * and DAZ, interval arithmetic rounds downwards), and threads inherit theirs.
  *
  *     const ep_float_env env = ep_float_env_begin();
  *     work(...);                  // EP_FLOAT_WORK: a function of its own
  *     ep_float_env_end(env);
  *
- * The arithmetic stands in functions marked EP_FLOAT_WORK: a compiler does not know that an
- * operation depends on the environment, and would move it over begin or end. Takes 5 ns where
- * nothing is to be changed, 8 where something is (Zen 4).
+ * The arithmetic must be in functions marked EP_FLOAT_WORK: compilers do not know that an operation
+ * depends on the environment, and could move it before begin or after end. Takes 5 ns where nothing
+ * must be changed, otherwise 8 (Zen 4).
  */
 #ifndef EP_BASE_FLOAT_ENV_H
 #define EP_BASE_FLOAT_ENV_H
@@ -24,7 +24,7 @@ typedef struct ep_float_env {
     uint32_t control; /* MXCSR */
 } ep_float_env;
 
-#define EP_FLOAT_ENV_SET 0xffc0u /* DAZ, masks of exceptions, rounding, FTZ */
+#define EP_FLOAT_ENV_SET 0xffc0u /* DAZ, exception masks, rounding, FTZ */
 #define EP_FLOAT_ENV_DEFAULT 0x1f80u
 
 static inline ep_float_env ep_float_env_begin(void)

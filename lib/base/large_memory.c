@@ -26,7 +26,7 @@ static void *map_aligned(size_t bytes)
     if (map + span > end) {
         (void)munmap(end, (size_t)(map + span - end));
     }
-    /* advice only: kernels without huge pages refuse it */
+    /* only advice: kernels without huge pages refuse it */
     (void)madvise(begin, bytes, MADV_HUGEPAGE);
     return begin;
 }
@@ -51,7 +51,7 @@ void ep_large_free(void *memory, size_t bytes)
     if (bytes < EP_LARGE_BYTES) {
         free(memory);
     } else if (munmap(memory, ep_align_up(bytes, PAGE_BYTES)) != 0) {
-        /* the system may have no room for one mapping more, in the middle */
+        /* the system may not allow one more mapping, which a hole needs */
         (void)madvise(memory, ep_align_up(bytes, PAGE_BYTES), MADV_DONTNEED);
     }
 }

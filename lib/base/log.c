@@ -12,9 +12,9 @@
 #include "base/check.h"
 #include "base/printable.h"
 
-/* signs around key and value, a number or the start of a text */
+/* the least bytes of a field: punctuation and a number or the start of a text */
 #define FIELD_BYTES_MIN 32
-#define END_BYTES sizeof(",\"truncated\":true}\n") /* with its 0 */
+#define END_BYTES sizeof(",\"truncated\":true}\n") /* including its 0 */
 
 static _Atomic int log_level = EP_LOG_OFF;
 static _Atomic int log_format = EP_LOG_TEXT;
@@ -55,7 +55,7 @@ static size_t room_in(const log_line *line)
     return sizeof(line->text) - END_BYTES - line->used;
 }
 
-/* Of what the caller knows to fit. */
+/* For text that is known to fit. */
 static void put(log_line *line, const char *text)
 {
     const size_t bytes = strlen(text);
@@ -73,8 +73,7 @@ static bool may_be_bare(const char *text)
     return c != text && *c == 0;
 }
 
-/* With a backslash for each byte it takes half of the room: fields behind it are to have some
- * too. */
+/* Uses at most half of the room (bytes may need backslashes), so that later fields get some. */
 static void put_text(log_line *line, const char *text)
 {
     char plain[EP_LOG_LINE_BYTES / 4];
@@ -153,7 +152,7 @@ static void write_line(const char *line, size_t bytes)
             continue;
         }
         if (n <= 0) {
-            return; /* nobody reads our log: carry on */
+            return; /* nobody reads our log: go on */
         }
         line += n;
         bytes -= (size_t)n;

@@ -1,21 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One line per event: time, level, event id, then fields. The text form is logfmt:
- *     time=2026-01-31T08:15:30.123Z level=warn event=rpc-oversize peer=10.0.0.7:5555
- *     frame_bytes=9437184
- * JSON has the same keys, with numbers and booleans as such. The journal's form has the priority of
- * syslog in front, and no time and level: the journal keeps them.
  *
- * error  cannot do what was asked      warn  odd, carrying on, and says so
+ *     time=2026-01-31T08:15:30.123Z level=warn event=rpc-oversize peer=10.0.0.7:5555
+ *         frame_bytes=9437184
+ *
+ * JSON has the same keys, with numbers and booleans as such. The journal's form begins with the
+ * priority of syslog and has no time and level, which the journal keeps.
+ *
+ * error  cannot do what was asked      warn  unexpected, but going on, and says so
  * info   one line per lifecycle change debug per object. Nothing per batch.
  *
  * Keys    snake_case, units last; one name for one thing in all lines: node model layer expert peer
- *         url path key state term epoch. Prose stands in reason (why), effect (what follows) and
- *         hint (what to do); a warning or error has a reason or a hint.
- * Values  as ep_text_escape leaves them. In text a value is quoted, with \" and \\ inside, unless
- *         it is ASCII without blanks, quotes, = and \.
- * Limits  EP_LOG_LINE_BYTES. Values are cut and fields left out beyond it, and the line ends with
- *         truncated=true.
+ *         url path key state term epoch. Prose is in reason (why), effect (what follows) and hint
+ *         (what to do); a warning or error has a reason or a hint.
+ * Values  as escaped by ep_text_escape. In text a value is quoted, with \" and \\ inside, unless it
+ *         is ASCII without blanks, quotes, = and \.
+ * Limits  EP_LOG_LINE_BYTES. Beyond it values are cut and fields are left out, and the line ends
+ *         with truncated=true.
  *
  * Only our programs call ep_log_start; libexpertd itself stays silent.
  * Threads: any; a line is written by one write(2).
@@ -25,7 +27,8 @@
 
 #include <stdbool.h>
 
-#define EP_LOG_LINE_BYTES 4096 /* PIPE_BUF: lines of programs that share a pipe do not mix */
+/* PIPE_BUF, so that lines of programs that share a pipe do not mix */
+#define EP_LOG_LINE_BYTES 4096
 
 typedef enum ep_log_level {
     EP_LOG_ERROR,
@@ -48,14 +51,14 @@ typedef struct ep_log_field {
     } value;
 } ep_log_field;
 
-/* Until called nothing is written. Writes to stderr. JOURNAL prefixes "<N>" for systemd. */
+/* Writes to stderr from now on; before, nothing is written. JOURNAL prefixes "<N>" for systemd. */
 void ep_log_start(ep_log_level level, ep_log_format format);
 bool ep_log_enabled(ep_log_level level);
 
 /*
- * ep_log(EP_LOG_INFO, "node-state", EP_KV(node, name), EP_KV(silent_ms, ms)): with one field at
- * least. The value's type decides how it is written: an integer, a bool or a text. A text that is
- * NULL leaves its field out.
+ * Usage: ep_log(EP_LOG_INFO, "node-state", EP_KV(node, name), EP_KV(silent_ms, ms)), with at least
+ * one field. The value's type (integer, bool or text) decides how it is written. A NULL text leaves
+ * its field out.
  */
 #define ep_log(level, event_id, ...)                                                               \
     ep_log_fields(level, event_id, (const ep_log_field[]){__VA_ARGS__, {.key = NULL}})

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Scalar number formats and functions that fix results bit for bit: bf16, f16, fp8 e4m3, and our
- * own exp. Vector kernels repeat these operations in the same order and so give the same bits.
- * All conversions round to nearest even; a NaN stays a quiet NaN with its upper payload bits and
- * never becomes Inf.
+ * own exp. Vector kernels repeat these operations in the same order, and so give the same bits. All
+ * conversions round to nearest even. A NaN remains a quiet NaN with its upper payload bits and
+ * never becomes infinite.
  */
 #ifndef EP_BASE_NUMERIC_H
 #define EP_BASE_NUMERIC_H
@@ -68,7 +68,7 @@ static inline uint16_t ep_f32_to_f16(float x)
     if (magnitude >= 0x477ff000u) { /* 65520 and above round to infinity */
         return (uint16_t)(sign | 0x7c00u);
     }
-    if (magnitude < 0x38800000u) { /* below 2^-14: the f32 adder rounds at 2^-24 for us */
+    if (magnitude < 0x38800000u) { /* below 2^-14: the f32 adder rounds at 2^-24 */
         float shifted = ep_f32_from_bits(magnitude) + 0.5f;
         return (uint16_t)(sign | (ep_f32_bits(shifted) - 0x3f000000u));
     }
@@ -77,8 +77,8 @@ static inline uint16_t ep_f32_to_f16(float x)
 }
 
 /*
- * fp8 e4m3 in the form without infinities: bias 7, subnormals in steps of 2^-9, greatest value 448,
- * one NaN per sign (0x7f, 0xff). Narrowing rounds to nearest even and saturates: infinities and all
+ * fp8 e4m3 without infinities: bias 7, subnormals in steps of 2^-9, greatest value 448, one NaN per
+ * sign (0x7f, 0xff). Narrowing rounds to nearest even and saturates: infinities and everything
  * above 448 become 448. No branches, so that loops become vector code.
  */
 #define EP_F8E4M3_MAX 448.0f
@@ -95,9 +95,9 @@ static inline float ep_f8e4m3_to_f32(uint8_t code)
 static inline uint8_t ep_f32_to_f8e4m3(float x)
 {
     uint32_t u = ep_f32_bits(x);
-    /* signed words: every instruction set compares them */
+    /* signed, since every instruction set compares signed words */
     int32_t magnitude = (int32_t)(u & 0x7fffffffu);
-    /* below 2^-6: the f32 adder rounds at 2^-9 for us */
+    /* below 2^-6: the f32 adder rounds at 2^-9 */
     float shifted = ep_f32_from_bits((uint32_t)magnitude) + 0x1p14f;
     int32_t subnormal = (int32_t)(ep_f32_bits(shifted) - 0x46800000u);
     uint32_t rounded = (uint32_t)magnitude + 0x7ffffu + (((uint32_t)magnitude >> 20) & 1u);
@@ -125,11 +125,11 @@ static inline uint8_t ep_f32_to_f8e4m3(float x)
 #define EP_EXP_C4 1.6666665459e-1f
 #define EP_EXP_C5 5.0000001201e-1f
 
-/* Without branches, so that a plain loop over it becomes vector code of the same bits. NaN gives
+/* Without branches, so that plain loops over it become vector code with the same bits. NaN gives
  * NaN. */
 static inline float ep_expf(float x)
 {
-    float inside = x > EP_EXP_MIN ? x : EP_EXP_MIN; /* NaN too */
+    float inside = x > EP_EXP_MIN ? x : EP_EXP_MIN; /* also replaces NaN */
     inside = inside < EP_EXP_MAX ? inside : EP_EXP_MAX;
     float n = rintf(inside * EP_EXP_LOG2E);
     float r = fmaf(n, -EP_EXP_LN2_HIGH, inside);

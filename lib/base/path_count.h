@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How often rows are copied on the token path, in bytes since the process began, per stage. A token
- * row is copied three times and no more (packed by the caller, widened into the kernel's panel,
- * written as a result); tests compare these sums with what ids and shapes demand. Counted once per
- * frame or task, so that it costs nothing worth switching off.
+ * Counts copied bytes of rows on the token path, per stage, since the process began. A token row is
+ * copied three times and no more (packed by the caller, widened into the kernel's panel, written as
+ * a result); tests compare these sums with what ids and shapes require. Counted once per frame or
+ * task, which costs too little to be switched off.
  *
  * Threads  any.
  */
@@ -16,9 +16,9 @@ typedef enum ep_path_stage {
     EP_PATH_PACKED, /* caller: rows into a request */
     EP_PATH_PANEL,  /* node: rows into a kernel's panel */
     EP_PATH_RESULT, /* node: a kernel's result into the reply */
-    /* caller: the result of a prefill call from where its tokens were combined to out */
+    /* caller: the result of a prefill call, from where its tokens were combined to out */
     EP_PATH_SCRATCH,
-    EP_PATH_LANE, /* bytes of frames that a lane moved inside this process; headers included */
+    EP_PATH_LANE, /* bytes of frames that a lane copied inside this process; including headers */
     EP_PATH_STAGES
 } ep_path_stage;
 

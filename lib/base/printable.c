@@ -5,8 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Bytes of the character at text and its number; 0: they are no UTF-8 (RFC 3629: shortest form, no
- * surrogates, up to U+10FFFF). */
+/* Bytes of the character at text, and its number; 0: it is no valid UTF-8 (RFC 3629: shortest form,
+ * no surrogates, up to U+10FFFF). */
 static size_t read_character(const char *text, uint32_t *out_code)
 {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
@@ -23,7 +23,7 @@ static size_t read_character(const char *text, uint32_t *out_code)
     }
     uint32_t code = p[0] & (0x7fu >> bytes);
     for (size_t i = 1; i < bytes; i++) {
-        if ((p[i] & 0xc0) != 0x80) { /* the end of the text too */
+        if ((p[i] & 0xc0) != 0x80) { /* also at the end of text */
             return 0;
         }
         code = code << 6 | (p[i] & 0x3fu);
@@ -39,7 +39,7 @@ static bool steers(uint32_t code)
            (code >= 0x2066 && code <= 0x2069);
 }
 
-/* Unicode's spaces, and those without width, which make two names look alike. */
+/* Unicode's spaces, and characters without width, which would make two names look alike. */
 static bool is_blank(uint32_t code)
 {
     return code == ' ' || code == 0xa0 || code == 0xad || code == 0x1680 ||

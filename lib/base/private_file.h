@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which files may hold a token or a key. One rule for daemons and command line. */
+/* Which files may hold a token or a key. Daemons and command line share this rule. */
 #ifndef EP_BASE_PRIVATE_FILE_H
 #define EP_BASE_PRIVATE_FILE_H
 
@@ -12,10 +12,10 @@
     "0600 or 0400 (chmod 0600 makes it so); 0640 or 0440 where root owns the file"
 
 /*
- * Others may do nothing with it. The group may read it when root owns it: so Kubernetes (fsGroup),
- * systemd (credentials) and the package hand secrets out, and only root put somebody into that
- * group. Root reads by the same rule, or its expertctl would refuse what the daemon takes. status
- * is of the open file.
+ * Others must have no access. The group may read the file when root owns it: Kubernetes (fsGroup),
+ * systemd (credentials) and the package provide secrets in this way, and only root adds members to
+ * that group. The rule applies to root as well, or its expertctl would refuse what the daemon
+ * accepts. status: of the open file.
  */
 static inline bool ep_file_is_private(const struct stat *status)
 {

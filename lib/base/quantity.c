@@ -10,7 +10,7 @@
 typedef unsigned __int128 wide;
 typedef enum kind { KIND_NUMBER, KIND_SIZE, KIND_TIME } kind;
 
-/* worth: in bytes and microseconds. Ascending in each kind; the first of a name is the one that is
+/* worth: in bytes or microseconds. Ascending within a kind; a value's first name is the one
  * written. */
 static const struct {
     const char *name;
@@ -40,7 +40,7 @@ static const struct {
     [EP_UNIT_S] = {KIND_TIME, 1000000, "is not a whole number of s", TIME_HINT "s"},
 };
 
-/* The place in suffixes, SUFFIXES_COUNT for none. "KiB" is "K". */
+/* Index in suffixes; SUFFIXES_COUNT for none. "KiB" is "K". */
 static size_t find_suffix(const char *text)
 {
     size_t bytes = strlen(text);
@@ -53,7 +53,7 @@ static size_t find_suffix(const char *text)
     return i;
 }
 
-/* Digits, and a point with digits behind it where one is allowed. *out_suffix: what follows. */
+/* Splits digits and, where allowed, a point and decimals. *out_suffix: what follows. */
 static bool split(const char *text, bool fraction_allowed, size_t *out_whole, size_t *out_decimals,
                   const char **out_suffix)
 {
@@ -112,8 +112,8 @@ const char *ep_quantity_parse(const char *text, ep_unit plain, ep_unit unit, uin
     while (decimals > 0 && fraction[decimals - 1] == '0') {
         decimals--;
     }
-    /* 19 decimals of 64 bits times the largest worth, and their power of ten times the largest
-     * unit, fit 128 bits. */
+    /* 19 decimals of 64 bits times the largest worth fit 128 bits, and so does their power of ten
+     * times the largest unit. */
     if (decimals > 19 || !append_digits(fraction, decimals, &digits)) {
         return units[unit].inexact;
     }
@@ -146,7 +146,7 @@ char *ep_quantity_format(uint64_t number, ep_unit unit, char out[EP_QUANTITY_BYT
             best = i;
         }
     }
-    /* 0 of anything is 0, and bytes need no word. */
+    /* 0 needs no unit, and bytes need none. */
     bool is_plain = number == 0 || best == SUFFIXES_COUNT || suffixes[best].name[0] == 'B';
     uint64_t shown = is_plain ? number : (uint64_t)(value / suffixes[best].worth);
     snprintf(out, EP_QUANTITY_BYTES, "%" PRIu64 "%s", shown, is_plain ? "" : suffixes[best].name);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sizes and times as people write them, read exactly: 60G, 1.5MiB, 250ms, 2m. The one reader behind
- * files, variables and flags.
+ * Sizes and times as people write them, read exactly: 60G, 1.5MiB, 250ms, 2m. Files, variables and
+ * flags all use this reader.
  *
  *     sizes   B, K, M, G, T, or KiB, MiB, GiB, TiB: powers of 1024
  *     times   us, ms, s, m, h
  *
- * A number without a suffix is of the unit its place says. A fraction is taken where the result is
- * whole: 1.5G, not 0.5us.
+ * A number without a suffix has the unit of its place. A fraction is accepted where the result is
+ * whole: 1.5G, but not 0.5us.
  *
  * Threads  pure functions.
  */
@@ -25,15 +25,15 @@ typedef enum ep_unit {
     EP_UNIT_S
 } ep_unit;
 
-#define EP_QUANTITY_BYTES 32 /* of a formatted one */
+#define EP_QUANTITY_BYTES 32 /* size of a formatted quantity */
 /*
- * plain: what a number without suffix counts; unit: what *out_number counts, of the same kind. With
- * EP_UNIT_NONE for both only digits are allowed. Returns NULL, or what is wrong for behind the
- * value: "is a size, not a time".
+ * plain: unit of a number without suffix; unit: that of *out_number, of the same kind. With
+ * EP_UNIT_NONE for both, only digits are allowed. Returns NULL, or what is wrong, to be written
+ * after the value: "is a size, not a time".
  */
 const char *ep_quantity_parse(const char *text, ep_unit plain, ep_unit unit, uint64_t *out_number);
 
-/* Behind a range, for messages: ", with us, ms, s, m or h; a number alone is ms". "" for
+/* Text to follow a range in messages: ", with us, ms, s, m or h; a number alone is ms"; "" for
  * EP_UNIT_NONE. */
 const char *ep_quantity_hint(ep_unit plain);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two sources: the kernel's, for identities; splitmix64, for back-off and for tests that replay a
- * seed. */
+/* Two sources of random numbers: the kernel, for identities; splitmix64, for back-off and for tests
+ * that replay a seed. */
 #ifndef EP_BASE_RANDOM_H
 #define EP_BASE_RANDOM_H
 

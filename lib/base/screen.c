@@ -25,7 +25,7 @@ ep_screen ep_screen_of(int fd)
 }
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-/* whatever the program's locale is. 0: there is none; each character counts as one column */
+/* independent of the program's locale. 0: none; each character then counts as one column */
 static locale_t unicode;
 
 static void open_locale(void)
@@ -33,7 +33,7 @@ static void open_locale(void)
     unicode = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
 }
 
-/* Bytes of the character at text, which is not empty, and its columns. Under the locale. */
+/* Bytes and columns of the character at text, which is not empty. Under the locale. */
 static size_t measure(const char *text, size_t *out_columns)
 {
     wchar_t character;
@@ -48,7 +48,7 @@ static size_t measure(const char *text, size_t *out_columns)
     return bytes;
 }
 
-/* Bytes of as much of text as takes so many columns, and the columns taken. */
+/* How many bytes of text fit into columns_max columns, and how many columns they take. */
 static size_t walk(const char *text, size_t columns_max, size_t *out_columns)
 {
     size_t at = 0;
@@ -87,7 +87,7 @@ size_t ep_text_fit(const char *text, size_t columns)
 char *ep_text_cut(const char *text, size_t columns, char *out, size_t out_bytes)
 {
     size_t whole = ep_text_columns(text);
-    /* of less a mark would leave nothing */
+    /* with fewer columns the mark would leave no room for text */
     size_t mark = columns > 2 * strlen(MARK) ? strlen(MARK) : 0;
     if (whole <= columns) {
         snprintf(out, out_bytes, "%s", text);
@@ -98,7 +98,7 @@ char *ep_text_cut(const char *text, size_t columns, char *out, size_t out_bytes)
     const char *tail = text + strlen(text);
     if (tail_columns > 0) {
         tail = text + ep_text_fit(text, whole - tail_columns);
-        while (ep_text_columns(tail) > tail_columns) { /* a wide character stood across the cut */
+        while (ep_text_columns(tail) > tail_columns) { /* the cut went through a wide character */
             tail += ep_text_fit(tail, 2);
         }
     }

@@ -6,7 +6,8 @@
 
 #include "base/error.h"
 
-#define STRUCT_BYTES_MAX 16384 /* what was never set must not be read */
+/* a larger value was probably never set, so nothing must be read by it */
+#define STRUCT_BYTES_MAX 16384
 
 static size_t least_of(size_t a, size_t b)
 {

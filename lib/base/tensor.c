@@ -67,7 +67,8 @@ static ep_tensor contiguous(void *data, ep_dtype dtype, uint32_t rank, const int
     for (uint32_t i = rank; i-- > 0;) {
         t.shape[i] = shape[i];
         t.stride_bytes[i] = stride;
-        stride = (int64_t)((uint64_t)stride * (uint64_t)shape[i]); /* beside a 0 any may stand */
+        /* next to a 0, other dimensions may be arbitrary */
+        stride = (int64_t)((uint64_t)stride * (uint64_t)shape[i]);
     }
     return t;
 }

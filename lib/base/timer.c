@@ -17,7 +17,7 @@ struct ep_timer_service {
     size_t count;
     size_t capacity;
     ep_timer *running;
-    uint64_t wakes_ns; /* when the thread looks again by itself; 0 while it is awake */
+    uint64_t wakes_ns; /* when the thread next wakes by itself; 0 while it is awake */
     bool stopping;
     char name[16];
 };
@@ -168,8 +168,8 @@ ep_err ep_timer_arm(ep_timer_service *s, ep_timer *timer, uint64_t due_ns)
     timer->due_ns = due_ns;
     place(s, timer, ++s->count);
     sift_up(s, s->count);
-    /* A time that was cancelled still wakes the thread: timers that are armed and cancelled again
-     * and again, one for each call, then cost a wake-up now and then and not one each. */
+    /* The thread still wakes at the time of a cancelled timer. So timers that are armed and
+     * cancelled for every call cost a wake-up now and then instead of one each. */
     if (due_ns < s->wakes_ns) {
         s->wakes_ns = due_ns;
         pthread_cond_signal(&s->wake);
@@ -201,7 +201,7 @@ bool ep_timer_cancel_wait(ep_timer_service *s, ep_timer *timer)
     bool armed = cancel_locked(s, timer);
     while (s->running == timer) {
         pthread_cond_wait(&s->idle, &s->lock);
-        armed |= cancel_locked(s, timer); /* the callback may have armed it again */
+        armed |= cancel_locked(s, timer); /* the callback may have re-armed it */
     }
     pthread_mutex_unlock(&s->lock);
     return armed;

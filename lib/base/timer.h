@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One thread that calls functions at a time: deadlines, pings, back-off. Used where no event loop
- * is.
+ * One thread that calls functions at given times: deadlines, pings, back-off. Used where there is
+ * no event loop.
  *
- * Ownership  a timer is embedded in its owner and borrowed by the service while armed.
- * Threads    all calls, any thread, and from inside a callback, except _destroy and
+ * Ownership  a timer is embedded in its owner, and borrowed by the service while armed.
+ * Threads    all calls from any thread and from inside a callback, except _destroy, and
  *            ep_timer_cancel_wait of the timer whose callback is running. Callbacks run on the
- *            service's thread, one at a time, no lock held; they must be short.
+ *            service's thread, one at a time, with no lock held; they must be short.
  */
 #ifndef EP_BASE_TIMER_H
 #define EP_BASE_TIMER_H
@@ -35,14 +35,12 @@ ep_err ep_timer_service_create(const char *name, ep_timer_service **out_service)
 void ep_timer_service_destroy(ep_timer_service *service);
 
 void ep_timer_init(ep_timer *timer, ep_timer_func func, void *arg);
-/* Arms, or re-arms with another time. due_ns is ep_clock_now_ns() time. Errors: NO_MEMORY (nothing
+/* Arms, or re-arms for another time. due_ns: ep_clock_now_ns() time. Errors: NO_MEMORY (not
  * armed). */
 ep_err ep_timer_arm(ep_timer_service *service, ep_timer *timer, uint64_t due_ns);
-/* True when it was armed and now never fires; false when not armed, already fired, or firing right
- * now. */
+/* True when it was armed and will not fire; false when not armed, already fired, or just firing. */
 bool ep_timer_cancel(ep_timer_service *service, ep_timer *timer);
-/* The same, and waits until a callback of this timer that is running has returned. Not from its own
- * callback. */
+/* The same, and waits until a running callback of it has returned. Not from its own callback. */
 bool ep_timer_cancel_wait(ep_timer_service *service, ep_timer *timer);
 /* Whether the calling thread is the service's. */
 bool ep_timer_on_thread(ep_timer_service *service);
