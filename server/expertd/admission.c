@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two budgets of a node, the quotas of its tenants, and who comes too late. */
+/* The two budgets of a node, the quotas of its tenants, and the refusal of late requests. */
 #include "expertd/admission.h"
 
 #include <inttypes.h>
@@ -11,14 +11,14 @@
 
 #define RETRY_US_MIN 500
 #define RETRY_US_MAX 1000000
-/* after a request was late, or was refused as that, all are judged for so long */
+/* requests are judged for so long after one was late or was refused as too late */
 #define LATE_NS EP_NS_PER_S
 #define LEARN_NS (EP_NS_PER_S / 5)
 
-/* Requests of one tenant and class, which wait behind one another. */
+/* The requests of one tenant and class; they wait behind one another. */
 typedef struct request_lane {
-    uint64_t work; /* of the requests that are in */
-    /* of late, while it had requests; and work of those that were answered meanwhile */
+    uint64_t work; /* of the requests admitted now */
+    /* recent time with requests in the lane, and the work answered in that time */
     uint64_t busy_ns;
     uint64_t done_work;
     uint64_t counted_ns;      /* busy_ns is counted up to here */
@@ -28,8 +28,8 @@ typedef struct request_lane {
 typedef struct tenant_use {
     uint64_t tokens_budget; /* of inflight_tokens */
     uint64_t spill_bytes;
-    int64_t rate_left;     /* tokens * EP_NS_PER_S it may still take now; below 0: it took more */
-    uint64_t rate_ns;      /* when that was */
+    int64_t rate_left;     /* tokens * EP_NS_PER_S it may still take; below 0: it took more */
+    uint64_t rate_ns;      /* when rate_left was computed */
     request_lane lanes[2]; /* decode, prefill */
     ep_admission_tenant_stats stats;
 } tenant_use;
@@ -115,7 +115,7 @@ static bool take(ep_admission *admission, ep_ticket *ticket)
 static uint64_t rate_wait_us(tenant_use *use, uint64_t rate, uint64_t now_ns)
 {
     const int64_t full = (int64_t)(rate * EP_NS_PER_S);
-    /* who took its time first may get the lock last */
+    /* now_ns is read before the lock is taken, so it may be older than rate_ns */
     now_ns = now_ns < use->rate_ns ? use->rate_ns : now_ns;
     uint64_t passed_ns = use->rate_ns == 0 ? 0 : now_ns - use->rate_ns;
     bool is_full = use->rate_ns == 0 || passed_ns >= 60 * EP_NS_PER_S ||
@@ -125,16 +125,16 @@ static uint64_t rate_wait_us(tenant_use *use, uint64_t rate, uint64_t now_ns)
     return use->rate_left > 0 ? 0 : (uint64_t)-use->rate_left / rate / EP_NS_PER_US + 1;
 }
 
-/* Lock held. How long so much work takes, by what was done of late. What was computed too late is
- * not done: the more of that, the less comes in. */
+/* Lock held. How long so much work takes at the lane's recent speed. Work that ended too late does
+ * not count as done, so the more of it there is, the fewer requests come in. */
 static uint64_t time_of(const request_lane *lane, uint64_t work)
 {
     return (uint64_t)((double)lane->busy_ns / (double)(lane->done_work + 1) * (double)work);
 }
 
-/* Lock held, requests are late. 0, or how long the request would be in, when that is too long. Half
- * of that is kept beside, as the last of several nodes ends a call. One that is too late by itself
- * says nothing about the load. */
+/* Lock held, requests are late. How long the request would be in, when that is too long; else 0.
+ * Half of the expected time is added as reserve, because the slowest of several nodes ends a call.
+ * A request whose own work takes too long says nothing about the load. */
 static uint64_t too_late_us(request_lane *lane, const ep_ticket *ticket, uint64_t now_ns)
 {
     const uint64_t work = ticket->work, deadline_ns = ticket->deadline_ns;
@@ -149,7 +149,7 @@ static uint64_t too_late_us(request_lane *lane, const ep_ticket *ticket, uint64_
     return wait_ns / EP_NS_PER_US + 1;
 }
 
-/* Lock held. Why the ticket's request may not come in; else it has taken what it needs. */
+/* Lock held. Takes what the request needs, or returns why it may not come in. */
 static refusal enter(ep_admission *admission, ep_ticket *ticket, uint64_t now_ns)
 {
     const uint32_t tokens = ticket->tokens;
@@ -242,7 +242,8 @@ ep_err ep_admission_enter(ep_admission *admission, ep_ticket *ticket, uint64_t n
     }
     bool never_fits = describe(admission, ticket, now_ns, &no, out_error);
     if (out_error != NULL && no.reason == LATE) {
-        out_error->retry_after_us = no.retry_us; /* whatever it is: after the deadline */
+        /* after the deadline, so it is not bounded like the others */
+        out_error->retry_after_us = no.retry_us;
     } else if (out_error != NULL && !never_fits) {
         out_error->retry_after_us = no.retry_us < RETRY_US_MIN   ? RETRY_US_MIN
                                     : no.retry_us > RETRY_US_MAX ? RETRY_US_MAX
@@ -260,7 +261,7 @@ bool ep_admission_is_lost(ep_admission *admission, const ep_ticket *ticket, doub
         return now_ns >= deadline_ns;
     }
     pthread_mutex_lock(&admission->lock);
-    /* one that is alone mends a wrong estimate */
+    /* a request that is alone is computed, so that a wrong estimate corrects itself */
     const uint64_t own_ns = lane->work == ticket->work ? 0 : time_of(lane, ticket->work);
     pthread_mutex_unlock(&admission->lock);
     return now_ns + (uint64_t)((double)own_ns * left) >= deadline_ns;

@@ -8,8 +8,8 @@
 #include "expertd/batcher.h"
 
 #define VIRTUAL_UNIT 1024 /* of virtual time per cost at weight 1 */
-#define OWED_JOBS 4       /* prefill's time counts for so many of its jobs back */
-/* a rank that comes after its group was released does not wait */
+#define OWED_JOBS 4       /* prefill saves up credit for at most so many of its jobs */
+/* for so long a rank that comes after its group was released does not wait */
 #define GROUP_REMEMBERED_NS 1000000000ull
 
 const uint32_t ep_batch_rows_max[EP_WORK_CLASSES] = {EP_BATCH_JOB_ROWS_MAX,
@@ -51,8 +51,8 @@ static uint32_t jobs_of(const ep_batch_tenant *tenant)
     return tenant->jobs[EP_WORK_DECODE] + tenant->jobs[EP_WORK_PREFILL];
 }
 
-/* Where a tenant that was idle begins: with the oldest job on the backend, so that its own job's
- * time ends before theirs and may overtake them all. */
+/* The virtual time at which an idle tenant begins: that of the oldest job on the backend. So its
+ * own job's time ends before theirs, and it may overtake them all. */
 static uint64_t time_now(const ep_batch_policy *policy)
 {
     uint64_t now = policy->virtual_time;
@@ -63,13 +63,13 @@ static uint64_t time_now(const ep_batch_policy *policy)
     return now;
 }
 
-/* Counts a work in that is at its place in a flow. */
+/* Counts a work that has been put into its flow. */
 static void count_in(ep_batch_policy *policy, const ep_work *work)
 {
     const ep_work_class c = work->place.work_class;
     ep_batch_tenant *tenant = &policy->tenants[work->place.tenant];
     ep_work_queue *queue = work->place.queue;
-    if (queue->classes[c].rows == 0) { /* it gets ready, the newest last */
+    if (queue->classes[c].rows == 0) { /* the queue becomes ready, as the newest */
         ep_work_queue *last = policy->ready_last[c];
         queue->classes[c].next_ready = NULL;
         queue->classes[c].previous_ready = last;
@@ -101,7 +101,7 @@ static void enqueue(ep_batch_policy *policy, ep_work *work)
     count_in(policy, work);
 }
 
-/* In front of the works of its tenant. */
+/* Puts a work before the other works of its tenant. */
 static void enqueue_first(ep_batch_policy *policy, ep_work *work)
 {
     ep_work **flow = flow_of(work->place.queue, work->place.work_class, work->place.tenant);
@@ -151,7 +151,7 @@ static void release(ep_batch_policy *policy, ep_batch_group *group, uint64_t now
     policy->groups_waiting--;
     while (work != NULL) {
         ep_work *next = work->place.next;
-        policy->waiting[work->place.work_class]--; /* as it was counted in the group */
+        policy->waiting[work->place.work_class]--; /* it was counted while it waited in the group */
         enqueue(policy, work);
         work = next;
     }
@@ -167,8 +167,8 @@ void ep_batch_policy_release_groups(ep_batch_policy *policy, uint64_t until_ns, 
     }
 }
 
-/* The group's entry; a new one takes the place of none, of the oldest that was released, or else of
- * the one whose window ends first, which is released. */
+/* The group's entry, made when there is none. A new group takes a free entry, else the one released
+ * longest ago, else the one whose window ends first, which is released. */
 static ep_batch_group *find_group(ep_batch_policy *policy, const ep_batch_step *step,
                                   uint32_t tenant, uint64_t now_ns)
 {
@@ -204,7 +204,7 @@ static bool has_come(const ep_batch_group *group, uint64_t member)
     return work != NULL;
 }
 
-/* The group waits for others. True: the works do too. */
+/* Adds the works to their step group. True: the group still waits for others. */
 static bool join_group(ep_batch_policy *policy, ep_work *works, const ep_batch_step *step,
                        uint64_t now_ns)
 {
@@ -272,8 +272,7 @@ static uint64_t cost_of(const ep_work *work, uint64_t rows)
     return rows * (work->place.row_cost != 0 ? work->place.row_cost : 1);
 }
 
-/* A tenant pays for its rows and for its part of reading the weights. Below 0: it gets that
- * back. */
+/* A tenant pays for its rows and its part of reading the weights. Below 0: a refund. */
 static void charge(ep_batch_policy *policy, uint32_t tenant, int64_t cost)
 {
     const int64_t weight = policy->config.weights[tenant] != 0 ? policy->config.weights[tenant] : 1;
@@ -282,8 +281,7 @@ static void charge(ep_batch_policy *policy, uint32_t tenant, int64_t cost)
 
 /* ---- choosing ---- */
 
-/* A tenant with nothing on the backend gets one job in beyond its class's room, so that its job can
- * overtake there. */
+/* A tenant with no job on the backend may start one beyond its class's limit, to overtake there. */
 static bool may_start(const ep_batch_policy *policy, ep_work_class c, uint32_t tenant)
 {
     const ep_batch_policy_config *config = &policy->config;
@@ -295,7 +293,7 @@ static bool may_start(const ep_batch_policy *policy, ep_work_class c, uint32_t t
            (policy->jobs[c] < max || policy->tenants[tenant].jobs[c] == 0);
 }
 
-/* Prefill that may grow waits while the backend has something to do anyway. */
+/* A prefill queue that may still grow waits while the backend is busy anyway. */
 static bool is_held(const ep_batch_policy *policy, const ep_work_queue *queue, const ep_work *first,
                     uint64_t now_ns)
 {
@@ -306,9 +304,8 @@ static bool is_held(const ep_batch_policy *policy, const ep_work_queue *queue, c
            policy->prefill_owed <= 0 && (age_ns == 0 || now_ns - first->place.queued_ns < age_ns);
 }
 
-/* What makes one queue of a class better than another. Prefill has two kinds of queues, full ones
- * and those that may still grow and that only an idle backend takes: among equals the oldest brings
- * its frame nearer to its end. */
+/* How full a queue counts. Prefill knows only full queues and those that may still grow, which only
+ * an idle backend takes; among equals the oldest goes first, so that its frame ends. */
 static uint32_t fullness(const ep_work_queue *queue, ep_work_class c)
 {
     const uint32_t rows = queue->classes[c].rows, max = ep_batch_rows_max[c];
@@ -367,7 +364,7 @@ static bool fits(const ep_batch_pick *pick, const ep_work *work, uint32_t rows_m
            a->weight_on_input == b->weight_on_input;
 }
 
-/* Of the tenants other than the pick's, the one with the least time whose first work fits. */
+/* Among the other tenants, the flow of the one with the least time whose first work fits. */
 static ep_work **choose_guest(ep_batch_policy *policy, const ep_batch_pick *pick,
                               ep_work_queue *queue)
 {
@@ -474,7 +471,7 @@ void ep_batch_policy_put_back(ep_batch_policy *policy, const ep_batch_pick *pick
     }
 }
 
-/* Nobody pays for what nobody computes, and it is no part of its class's share. */
+/* Work that is not computed is not charged, neither to the tenant nor to its class's share. */
 void ep_batch_policy_drop(ep_batch_policy *policy, ep_batch_pick *pick, const ep_work *work)
 {
     uint64_t cost = cost_of(work, work->job.rows_count);

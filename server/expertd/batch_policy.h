@@ -1,29 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which waiting work becomes the backend's next job, and with which ep_job.priority: this is the
- * one place that decides who goes first and who is patient. Works wait in one queue per (layer,
- * expert); a job takes works of one queue, of as many callers as fit, so that they ride one pass
- * over the weights.
+ * Decides which waiting work becomes the backend's next job, and with which ep_job.priority. Works
+ * wait in one queue per (layer, expert). A job takes works of one queue, of as many callers as fit,
+ * so that they share one pass over the weights.
  *
- *   class     decode before prefill; what decode took is counted, and once prefill's part of the
- *             backend is below prefill_share_percent no decode job starts until a prefill job has
+ *   class     decode before prefill. The time decode takes is counted; once prefill's share of the
+ *             backend is below prefill_share_percent, no decode job starts until a prefill job has
  *             ended
- *   prefill   a queue of fewer than EP_BATCH_PREFILL_FULL_ROWS rows is held back while the backend
- *             is busy, until its age limit: more rows of the same call are on their way. An idle
- *             backend starts anything
- *   tenant    least backend time by weight first (start-time fair queueing); its job carries
- *             others' rows only as long as they cost next to nothing
- *   queue     of one tenant: those past the age limit first, oldest first; then fullest first.
- *             Prefill's count as full from EP_BATCH_PREFILL_FULL_ROWS on; those alike go oldest
- *             first, so that whole frames end early and replies leave steadily
- *   step      decode works of a step group wait until frames of as many callers as the group has
- *             ranks have come
- *   group     to this node, or until its window ends; ranks without rows here cost at most that
- *             window. Frames of one caller count once. Groups of different tenants have nothing in
- *             common
+ *   prefill   while the backend is busy, a queue of fewer than EP_BATCH_PREFILL_FULL_ROWS rows is
+ *             held back until its age limit, because more rows of the same call are on their way.
+ *             An idle backend starts any queue
+ *   tenant    the one with the least weighted backend time goes first (start-time fair queueing).
+ *             Its job carries rows of others only as far as they cost next to nothing
+ *   queue     within a tenant, queues past the age limit go first, oldest first; then the fullest.
+ *             A prefill queue counts as full from EP_BATCH_PREFILL_FULL_ROWS on; equally full ones
+ *             go oldest first, so that whole frames end early and replies leave steadily
+ *   group     decode works of a step group wait until frames of as many callers as the group has
+ *             ranks have come to this node, or until its window ends. So ranks without rows here
+ *             cost at most that window. Frames of one caller count once. Groups of different
+ *             tenants have nothing in common
  *
- * Backend time is counted in job rows * row_cost, where reading the weights counts as
- * EP_BATCH_WEIGHT_ROWS rows. Finding a queue looks at every queue that has work.
+ * Backend time is counted as job rows * row_cost, plus EP_BATCH_WEIGHT_ROWS rows for reading the
+ * weights. A choice looks at every queue that has work.
  *
  * Pure: no clock, no threads, no memory of its own but the struct. Works and queues are the
  * caller's, borrowed until they are handed out again.
@@ -35,8 +33,8 @@
 
 #include "backends/backend.h"
 
-/* A panel of the job on the backend is what an urgent job waits for, so jobs are as small as they
- * can be without costing more: 64, 128 and 256 rows took the same processor time per row. */
+/* An urgent job waits for a panel of the job on the backend. So jobs are as small as they can be at
+ * no extra cost: 64, 128 and 256 rows took the same processor time per row. */
 #define EP_BATCH_JOB_ROWS_MAX 128
 #define EP_BATCH_PREFILL_ROWS_MAX 96
 #define EP_BATCH_PREFILL_FULL_ROWS 64
@@ -51,7 +49,7 @@ typedef enum ep_work_class { EP_WORK_DECODE, EP_WORK_PREFILL, EP_WORK_CLASSES } 
 
 /* Waiting work of one expert. Zero it first. */
 typedef struct ep_work_queue {
-    _Atomic uint64_t passes; /* jobs of it that the batcher began */
+    _Atomic uint64_t passes; /* jobs that the batcher began from this queue */
     /* private */
     struct {
         ep_work *flows; /* first work of each tenant that waits here */
@@ -71,7 +69,7 @@ typedef struct ep_work_place {
     uint64_t queued_ns;
     uint64_t step_member; /* first works of a request that waits for its group */
     ep_work *next;        /* of the same tenant; also lists of others */
-    /* first works only, as the next; first works of requests that wait for a group */
+    /* next_flow and flow_last: of first works only. Also lists requests that wait for a group */
     ep_work *next_flow;
     ep_work *flow_last;
 } ep_work_place;
@@ -87,9 +85,9 @@ typedef struct ep_batch_step {
 typedef struct ep_batch_policy_config {
     bool no_merging;
     uint32_t jobs_max; /* on the backend at once, of one class, at least 1 */
-    /* the same for jobs that are worth sharing among threads; 0: jobs_max */
+    /* the same while a class counts as wide; 0: jobs_max */
     uint32_t jobs_wide_max;
-    uint64_t wide_cost; /* a class with so much on the backend counts as wide; 0: never */
+    uint64_t wide_cost;             /* a class is wide with so much cost on the backend; 0: never */
     uint32_t prefill_share_percent; /* 0..90 */
     uint64_t age_ns;                /* 0: no limit */
     uint64_t group_window_ns;       /* 0: nobody waits */
@@ -97,7 +95,7 @@ typedef struct ep_batch_policy_config {
     uint32_t weights[EP_BATCH_TENANTS_MAX];
 } ep_batch_policy_config;
 
-/* One job to be: works of one queue that fit together. */
+/* The next job: works of one queue that fit together. */
 typedef struct ep_batch_pick {
     ep_work *works; /* by place.next */
     uint32_t works_count;
@@ -121,9 +119,9 @@ typedef struct ep_batch_group {
 } ep_batch_group;
 
 typedef struct ep_batch_tenant {
-    /* backend time so far by weight, that of its jobs on the backend included */
+    /* weighted backend time so far, including its jobs on the backend */
     uint64_t virtual_time;
-    uint64_t begin_time; /* where the oldest of these began */
+    uint64_t begin_time; /* virtual time at which the oldest of those jobs began */
     uint32_t waiting[EP_WORK_CLASSES];
     uint32_t jobs[EP_WORK_CLASSES]; /* on the backend */
 } ep_batch_tenant;
@@ -132,13 +130,13 @@ typedef struct ep_batch_policy {
     /* private */
     ep_batch_policy_config config;
     uint32_t jobs_all_max;                 /* the most that ep_batch_policy_take lets run at once */
-    ep_work_queue *ready[EP_WORK_CLASSES]; /* those with work, the newest last */
+    ep_work_queue *ready[EP_WORK_CLASSES]; /* queues with work, the newest last */
     ep_work_queue *ready_last[EP_WORK_CLASSES];
     uint32_t jobs[EP_WORK_CLASSES];
     uint64_t costs[EP_WORK_CLASSES]; /* of the jobs on the backend */
     uint64_t waiting[EP_WORK_CLASSES];
-    uint64_t virtual_time; /* where the last job began */
-    int64_t prefill_owed;  /* above 0: prefill's part is too small */
+    uint64_t virtual_time; /* at which the last job began */
+    int64_t prefill_owed;  /* above 0: prefill got less than its share */
     ep_batch_tenant tenants[EP_BATCH_TENANTS_MAX];
     ep_batch_group groups[EP_BATCH_GROUPS_MAX];
     uint32_t groups_waiting; /* 0: no window runs */
@@ -149,20 +147,20 @@ void ep_batch_policy_init(ep_batch_policy *policy, const ep_batch_policy_config 
 /* Rows a work may have at most, by class. */
 extern const uint32_t ep_batch_rows_max[EP_WORK_CLASSES];
 
-/* One request's works (by place.next); step may be NULL. */
+/* Adds one request's works, linked by place.next; step may be NULL. */
 void ep_batch_policy_add(ep_batch_policy *policy, ep_work *works, const ep_batch_step *step,
                          uint64_t now_ns);
 /* The next job; it counts as running until ep_batch_policy_done. False: nothing may start. */
 bool ep_batch_policy_take(ep_batch_policy *policy, uint64_t now_ns, ep_batch_pick *out_pick);
-/* The backend had no room: the works are back where they were. */
+/* The backend had no room: puts the works back where they were. */
 void ep_batch_policy_put_back(ep_batch_policy *policy, const ep_batch_pick *pick);
 /* A work of the pick, out of its list already, will not be computed. */
 void ep_batch_policy_drop(ep_batch_policy *policy, ep_batch_pick *pick, const ep_work *work);
 /* A job has ended, or never began because its works were dropped. */
 void ep_batch_policy_done(ep_batch_policy *policy, const ep_batch_pick *pick);
-/* Some waiting work, step groups included, without any rule; NULL: none. */
+/* Takes any waiting work, step groups included, in no order; NULL: none is left. */
 ep_work *ep_batch_policy_drain(ep_batch_policy *policy);
-/* Ends the windows of the step groups that wait no longer than until_ns. */
+/* Releases the step groups whose windows end by until_ns. */
 void ep_batch_policy_release_groups(ep_batch_policy *policy, uint64_t until_ns, uint64_t now_ns);
 /* When the next window of a step group ends; UINT64_MAX: none. */
 uint64_t ep_batch_policy_window_end(const ep_batch_policy *policy);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The threads around the policy: a lock, the jobs on the backend, and the pump that keeps it
- * filled. The backend's submit never blocks and never calls done() itself, so it is called with the
- * lock held: that keeps every expert's work in order however many threads pump.
+ * The threads around the policy: a lock, the jobs on the backend, and the pump that keeps the
+ * backend filled. The backend's submit is called with the lock held, which keeps each expert's work
+ * in order however many threads pump. Submit never blocks and never calls done() itself.
  */
 #include "expertd/batcher.h"
 
@@ -20,7 +20,7 @@ typedef struct backend_job {
     ep_batcher *batcher;
     ep_batch_pick pick;
     struct backend_job *next_free;
-    ep_job job;                             /* as the first work's, with the rows of all */
+    ep_job job;                             /* a copy of the first work's, with the rows of all */
     ep_job_row rows[EP_BATCH_JOB_ROWS_MAX]; /* of several works */
 } backend_job;
 
@@ -31,14 +31,14 @@ struct ep_batcher {
     ep_batch_policy policy;
     backend_job *jobs; /* [policy.jobs_all_max] */
     backend_job *free;
-    ep_timer window;        /* of the step group that ends first */
-    uint64_t window_end_ns; /* what it is armed for; UINT64_MAX: not */
+    ep_timer window;        /* fires when the first window of a step group ends */
+    uint64_t window_end_ns; /* when the timer fires; UINT64_MAX: it is not armed */
     bool is_closed;
     ep_err close_reason;
     uint32_t callbacks; /* done() calls of the backend that have not left our code yet */
     ep_batcher_stats stats;
     uint64_t busy_since_ns; /* while jobs are in flight */
-    bool is_alone;          /* the one in flight, from its begin on */
+    bool is_alone;          /* the job in flight never had another one beside it */
     ep_pass_cost pass_cost;
     double busy_work;
 };
@@ -161,7 +161,7 @@ static void call_ended(ended_list *ended)
 
 static void on_job_done(ep_job *job, ep_err result);
 
-/* Takes the works nobody waits for any more out of the pick. */
+/* Takes works that nobody waits for out of the pick. */
 static void drop_works(ep_batch_policy *policy, ep_batch_pick *pick, ended_list *ended)
 {
     for (ep_work **at = &pick->works; *at != NULL;) {
@@ -176,8 +176,8 @@ static void drop_works(ep_batch_policy *policy, ep_batch_pick *pick, ended_list 
     }
 }
 
-/* Makes one job of the works; a single one's rows are used where they are. Before the backend has
- * it: a worker may be quick. */
+/* Makes one job of the works; the rows of a single work are used where they are. To be called
+ * before submit: the job may end before submit returns. */
 static void begin_job(backend_job *run)
 {
     const ep_batch_pick *pick = &run->pick;
@@ -214,8 +214,8 @@ static void end_job_spans(const backend_job *run, ep_err result)
     }
 }
 
-/* Lock held. What jobs side by side took says nothing about one of them: the backend may run them
- * in turn or at once. */
+/* Lock held. Learns the cost only of a job that was alone: the backend may run several jobs in turn
+ * or at once, so their times say nothing about one of them. */
 static void count_ended(ep_batcher *batcher, const ep_backend_weights *used, uint64_t rows,
                         ep_err result)
 {
@@ -279,7 +279,7 @@ static bool start_pick(ep_batcher *batcher, ep_batch_pick *pick, ended_list *end
     return true;
 }
 
-/* Lock held. Fills the backend, and sees to it that the windows of step groups end. */
+/* Lock held. Fills the backend, and arms the timer for the windows of step groups. */
 static void pump(ep_batcher *batcher, ended_list *ended)
 {
     ep_batch_policy *policy = &batcher->policy;
@@ -299,7 +299,7 @@ static void pump(ep_batcher *batcher, ended_list *ended)
         if (ep_timer_arm(batcher->timers, &batcher->window, end_ns) == EP_OK) {
             return;
         }
-        /* Nothing would end their windows: nobody waits any longer. */
+        /* Without a timer nothing would end the windows, so all groups are released. */
         batcher->window_end_ns = UINT64_MAX;
         ep_batch_policy_release_groups(policy, UINT64_MAX, now_ns);
     }
@@ -324,7 +324,7 @@ static void on_job_done(ep_job *job, ep_err result)
     ended_list ended = {.end = &ended.first};
     ep_work *works = run->pick.works;
     const uint32_t rows = job->rows_count;
-    ep_backend_weights *weights = job->weights; /* the job is run's */
+    ep_backend_weights *weights = job->weights; /* kept here: the job is freed with run */
     end_job_spans(run, result);
     pthread_mutex_lock(&batcher->lock);
     ep_batch_policy_done(&batcher->policy, &run->pick);
@@ -335,7 +335,7 @@ static void on_job_done(ep_job *job, ep_err result)
     pump(batcher, &ended);
     pthread_mutex_unlock(&batcher->lock);
     for (ep_work *work = works, *next; work != NULL; work = next) {
-        next = work->place.next; /* done() may give the work a new life */
+        next = work->place.next; /* done() may reuse the work */
         work->done(work, result);
     }
     call_ended(&ended);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between requests and the backend: one queue per (layer, expert), works of several requests merged
- * into jobs, a bounded number of jobs on the backend. Which work is next: batch_policy.h.
+ * Merges works of several requests into jobs and keeps a bounded number of jobs on the backend.
+ * Which work is next: batch_policy.h.
  *
  * Ownership  work and queues belong to the caller; work is borrowed from submit until its done(), a
  *            queue while it has work.
@@ -31,13 +31,12 @@ typedef struct ep_work_trace {
 /* Rows of one request for one expert. Zero it first. */
 struct ep_work {
     ep_backend *backend; /* whose weights these are */
-    /* rows (1..ep_batch_rows_max of its class), types, weights and trace: the backend is given a
-     * copy, with the rows of all works that ride together, and a priority, done and arg of
-     * the batcher's. */
+    /* Set rows (1..ep_batch_rows_max of its class), types, weights and trace. The backend gets a
+     * copy with the rows of all works of its job; priority, done and arg are the batcher's. */
     ep_job job;
     ep_work_place place;
-    bool (*is_dropped)(const ep_work *work); /* asked just before compute: true ends it with
-                                                CANCELLED. NULL: never */
+    /* asked just before compute: true ends the work with CANCELLED. NULL: never */
+    bool (*is_dropped)(const ep_work *work);
     void (*done)(ep_work *work, ep_err result);
     void *arg;
     ep_work_trace *trace; /* lives as long as the work; NULL: not traced */
@@ -51,20 +50,19 @@ typedef struct ep_batcher_stats {
     uint64_t jobs_total[EP_WORK_CLASSES];
     uint64_t works_total[EP_WORK_CLASSES]; /* in these jobs */
     uint64_t rows_total[EP_WORK_CLASSES];
-    uint64_t busy_ns;         /* with a job on the backend */
-    uint64_t busy_work;       /* of jobs that ended, as HeartbeatRequest.busy_work */
+    uint64_t busy_ns;         /* time with at least one job on the backend */
+    uint64_t busy_work;       /* of finished jobs, counted as HeartbeatRequest.busy_work */
     uint64_t group_window_ns; /* in force */
-    uint32_t pass_rows;       /* what reading an expert's weights takes, in rows (pass_cost.h) */
+    uint32_t pass_rows;       /* cost of reading an expert's weights, in rows (pass_cost.h) */
 } ep_batcher_stats;
 
 /* timers end the windows of step groups; NULL: nobody waits for a group. Errors: NO_MEMORY. */
 ep_err ep_batcher_create(const ep_batch_policy_config *policy, ep_timer_service *timers,
                          ep_batcher **out_batcher);
-/* Queues count works of one request in order. step may be NULL. After close each is done with its
- * reason. */
+/* Queues works of one request. step may be NULL. After close works end with its reason. */
 void ep_batcher_submit(ep_batcher *batcher, ep_work *works, uint32_t count,
                        const ep_batch_step *step);
-/* The window of step groups that begin from now on; those that wait keep theirs. */
+/* Sets the window of step groups that begin from now on; groups that wait keep theirs. */
 void ep_batcher_set_group_window(ep_batcher *batcher, uint64_t window_ns);
 /* Ends waiting work with reason and refuses more; work on the backend goes on. Idempotent. */
 void ep_batcher_close(ep_batcher *batcher, ep_err reason);

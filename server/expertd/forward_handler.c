@@ -15,7 +15,7 @@
 #include "expertd/slot_groups.h"
 #include "moe/quantize.h"
 
-/* at most, of a call's time, when it waits for an expert */
+/* the most that is kept of a call's time for its answer, while it waits for an expert */
 #define WAIT_KEEPS_NS (100 * EP_NS_PER_MS)
 
 _Static_assert(EP_FFN_F8_BLOCK == EP_QUANT_BLOCK_F8,
@@ -29,14 +29,14 @@ typedef struct expert_group {
     forward_request *request;
     uint32_t first;
     uint32_t count;
-    /* the last one gives the expert back: others may need its memory while this request goes on */
+    /* the last work releases the expert: others may need its memory while this request goes on */
     _Atomic uint32_t works_left;
 } expert_group;
 
 struct forward_request {
     ep_forward_handler *handler;
     ep_rpc_call *call;
-    const ep_rpc_incoming *asked; /* what came with it */
+    const ep_rpc_incoming *asked; /* the call's deadline, caller and time of arrival */
     Expertd__V1__ForwardReply_Closure closure;
     ep_node_model *model;
     ep_node_layer *layer;
@@ -60,7 +60,7 @@ struct forward_request {
     uint32_t *order;       /* [slots] by expert; NULL: they came sorted */
     ep_slot_shape shape;
     _Atomic bool are_parts_sent;
-    /* why a neighbour or the wait for an expert failed, when that was the first error */
+    /* the first error, when it came from a neighbour or from the wait for an expert */
     ep_error part_error;
     _Atomic uint32_t works_left;  /* and parts */
     _Atomic uint32_t first_error; /* ep_err */
@@ -198,8 +198,8 @@ static void send_reply(forward_request *request, uint64_t took_ns, uint64_t queu
     }
     ep_rpc_call_attach(request->call, request->reply.reply);
     request->reply.reply = NULL;
-    if (request->work_class == EP_WORK_PREFILL) { /* this thread computes: others' rows wait for it
-                                                   */
+    /* the send is patient, since this is a compute thread that others wait for */
+    if (request->work_class == EP_WORK_PREFILL) {
         ep_rpc_call_set_patient(request->call);
     }
     bool is_traced = request->trace.call != 0 && EP_TRACE_SPAN_ON(reply);
@@ -235,7 +235,7 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     ep_node_layer *layer = request->layer;
     uint64_t now_ns = ep_clock_now_ns();
     uint64_t took_ns = now_ns - request->asked->received_ns;
-    /* what has a result was begun */
+    /* a request with a result has begun, so first_start_ns is set */
     uint64_t queue_ns =
         result == EP_OK ? atomic_load(&request->first_start_ns) - request->asked->received_ns : 0;
     uint64_t rows = request->view.own_slots;
@@ -268,7 +268,7 @@ static void finish(forward_request *request, ep_err result, const ep_error *erro
     __atomic_fetch_sub(&handler->metrics.stats.in_flight, 1, __ATOMIC_RELEASE);
 }
 
-/* The others' rows are not needed any more. Until all parts are sent the sender sees to it. */
+/* Cancels parts whose rows are not needed. While parts are being sent, send_parts does it. */
 static void cancel_parts(forward_request *request)
 {
     for (uint32_t i = 0; atomic_load(&request->are_parts_sent) && i < request->parts_count; i++) {
@@ -285,9 +285,9 @@ static void end_one(forward_request *request)
     ep_err outcome = (ep_err)atomic_load(&request->first_error);
     ep_error error;
     ep_error_clear(&error);
-    /* What was dropped as too late ends CANCELLED too, and the caller asks another copy at once.
-     * Refused like those at the door instead, 0.02 of the calls of eight nodes' load on seven were
-     * in time, this way 0.85 (bench capacity). */
+    /* Work that was dropped as too late ends CANCELLED too, and then the caller asks another copy
+     * at once. With the load of eight nodes on seven 0.85 of the calls were in time this way; 0.02
+     * were when such requests ended RESOURCE_EXHAUSTED as on arrival (bench capacity). */
     if (outcome == EP_ERR_CANCELLED && ep_clock_now_ns() >= request->asked->deadline_ns) {
         outcome = EP_ERR_DEADLINE_EXCEEDED;
     }
@@ -299,7 +299,7 @@ static void end_one(forward_request *request)
     finish(request, outcome, outcome == EP_OK ? NULL : &error);
 }
 
-/* What a neighbour sent is of the wire type, as if it had been computed here. */
+/* Finishes rows that a neighbour sent: they are of the wire type, like rows computed here. */
 static void finish_rows(const forward_request *request, const Expertd__V1__RelayPart *part)
 {
     const size_t row_bytes = request->reply.row_bytes;
@@ -341,7 +341,7 @@ static void on_call_cancelled(void *arg, ep_rpc_call *call)
     cancel_parts(arg);
 }
 
-/* Before the works begin: until they end the request stays. */
+/* To be called before the works begin: the request lives until they end. */
 static void send_parts(forward_request *request, const Expertd__V1__ForwardRequest *header)
 {
     const size_t row_bytes = request->reply.row_bytes;
@@ -386,7 +386,7 @@ static void on_work_done(ep_work *work, ep_err result)
     end_one(request);
 }
 
-/* Nobody waits for the result any more, or what is left of it takes too long: do not compute it. */
+/* True when nobody waits for the result any more, or when the rest of it would come too late. */
 static bool is_dropped(const ep_work *work)
 {
     const forward_request *request = ((const expert_group *)work->arg)->request;
@@ -397,7 +397,7 @@ static bool is_dropped(const ep_work *work)
                                 (double)left / all, ep_clock_now_ns());
 }
 
-/* The next part of an arena; NULL when it is empty, or is only counted. */
+/* The next piece of an arena; NULL when it is empty or only counted. */
 static void *part_of(uint8_t *base, size_t *used, size_t bytes)
 {
     void *at = base == NULL || bytes == 0 ? NULL : base + *used;
@@ -406,7 +406,7 @@ static void *part_of(uint8_t *base, size_t *used, size_t bytes)
 }
 
 /* Places the request's arrays behind it in its arena; base NULL: only counts. Returns the bytes of
- * it all. The counts come from a checked frame, so 64-bit sums cannot overflow. */
+ * all. The counts come from a checked frame, so 64-bit sums cannot overflow. */
 static size_t lay_out(forward_request *request, uint8_t *base)
 {
     const ep_slot_shape *shape = &request->shape;
@@ -423,7 +423,7 @@ static size_t lay_out(forward_request *request, uint8_t *base)
     if (request->trace.call != 0) {
         request->traces = part_of(base, &used, works * sizeof(*request->traces));
     }
-    if (!shape->is_sorted) { /* and counts */
+    if (!shape->is_sorted) { /* order, and scratch for counts */
         request->order = part_of(
             base, &used, (slots + request->layer->experts_total + 1) * sizeof(*request->order));
     }
@@ -445,7 +445,7 @@ static ep_work *begin_work(forward_request *request, const ep_job_row *rows)
         .place = {.queue = &request->layer->queues[request->experts[g]],
                   .work_class = request->work_class,
                   .tenant = request->ticket.tenant,
-                  /* multiplications of a row: what queues and tenants are compared by */
+                  /* multiplications of a row: the unit in which queues and tenants are compared */
                   .row_cost = 1 + (uint32_t)((uint64_t)3 * shape->hidden * shape->inner /
                                              EP_NODE_ROW_COST_UNIT)},
         .is_dropped = is_dropped,
@@ -528,7 +528,7 @@ static void give_weights(const expert_group *group)
     }
 }
 
-/* Takes references to the experts that are here; those of cold ones stay NULL and are counted in
+/* Takes references to the resident experts; those of cold ones stay NULL and are counted in
  * *cold_count. */
 static ep_err acquire_experts(forward_request *request, ep_epoch asked, uint32_t *cold_count,
                               ep_error *out_error)
@@ -558,11 +558,11 @@ static void fail_group(expert_group *group, const ep_error *error)
     snprintf(failed.node, sizeof(failed.node), "%s", request->handler->config.node_name);
     fail(request, error->code, group, &failed);
     for (uint32_t i = 0, count = group->count; i < count; i++) {
-        end_one(request); /* the last one is the end of the request and of group */
+        end_one(request); /* the last call frees the request, and group with it */
     }
 }
 
-/* A cold expert is here, or will not come. */
+/* A cold expert has been loaded, or will not be. */
 static void on_expert_ready(ep_weight_wait *wait, ep_resident *resident, const ep_error *error)
 {
     expert_group *group = wait->arg;
@@ -583,7 +583,7 @@ static bool is_wait_dropped(const ep_weight_wait *wait)
     return is_dropped(&group->request->works[group->first]);
 }
 
-/* Some of the time is kept for the answer, so that whoever asks learns why. */
+/* Part of the call's time is kept for the answer, so that the caller learns the reason. */
 static uint64_t wait_until_ns(const forward_request *request)
 {
     const uint64_t now_ns = ep_clock_now_ns(), deadline_ns = request->asked->deadline_ns;
@@ -592,8 +592,7 @@ static uint64_t wait_until_ns(const forward_request *request)
     return deadline_ns == EP_TIME_NEVER ? EP_TIME_NEVER : deadline_ns - kept_ns;
 }
 
-/* Runs of groups that can begin. The request has more works until the last call, which may be its
- * end. */
+/* Submits each run of groups whose experts are here. The last submit may end the request. */
 static void submit_runs(forward_request *request, const ep_batch_step *step)
 {
     ep_batcher *batcher = request->handler->config.batcher;
@@ -613,14 +612,14 @@ static void submit_runs(forward_request *request, const ep_batch_step *step)
     }
 }
 
-/* What is here begins; each cold expert's works begin when it has come. */
+/* Submits the works of resident experts; those of a cold expert follow when it is loaded. */
 static void submit_around_cold(forward_request *request, const ep_batch_step *step)
 {
     ep_weight_store *store = request->handler->config.store;
     const uint64_t until_ns = wait_until_ns(request);
     const uint32_t experts_count = request->experts_count;
     const uint32_t store_slot = request->layer->store_slot;
-    atomic_fetch_add(&request->works_left, 1); /* ours, until all is under way */
+    atomic_fetch_add(&request->works_left, 1); /* one for this function, until all is under way */
     submit_runs(request, step);
     for (uint32_t g = 0; g < experts_count; g++) {
         if (request->residents[g] == NULL) {
@@ -662,8 +661,8 @@ static ep_err admit(forward_request *request, const Expertd__V1__ForwardRequest 
     return err;
 }
 
-/* Memory for the request and its reply, within budgets; draft is what is known of it so far. On
- * error nothing is held. */
+/* Gets memory for request and reply within the budgets, and copies draft there. On error holds
+ * none. */
 static ep_err make_request(forward_request *draft, const Expertd__V1__ForwardRequest *header,
                            forward_request **out_request, ep_error *out_error)
 {
@@ -770,7 +769,7 @@ static void start(forward_request *request, const Expertd__V1__ForwardRequest *h
     }
     if (err != EP_OK) {
         snprintf(error.node, sizeof(error.node), "%s", request->handler->config.node_name);
-        request->parts_count = 0; /* none was sent */
+        request->parts_count = 0; /* none was sent, so none is cancelled */
         finish(request, err, &error);
         return;
     }

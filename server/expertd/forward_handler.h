@@ -20,7 +20,8 @@
 #include "expertd/tenants.h"
 #include "rpc/rpc.h"
 
-#define EP_NODE_ROW_COST_UNIT 65536u /* multiplications */
+/* multiplications that count 1 in ep_work_place.row_cost */
+#define EP_NODE_ROW_COST_UNIT 65536u
 
 typedef struct ep_forward_handler ep_forward_handler;
 
@@ -35,7 +36,7 @@ typedef struct ep_forward_handler_config {
     ep_metrics *metrics;
     ep_relay *relay;              /* NULL: requests with relay parts are refused */
     size_t reply_bytes_max;       /* tensors of one reply */
-    size_t bookkeeping_bytes_max; /* memory for requests in work, beside their frames */
+    size_t bookkeeping_bytes_max; /* memory for requests in work, without their frames */
 } ep_forward_handler_config;
 
 ep_err ep_forward_handler_create(const ep_forward_handler_config *config,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the handler counts. Threads: any. */
+/* Counters of the Forward handler. Threads: any. */
 #ifndef EP_EXPERTD_FORWARD_METRICS_H
 #define EP_EXPERTD_FORWARD_METRICS_H
 
@@ -12,7 +12,8 @@ typedef struct ep_forward_stats {
     uint64_t in_flight;
     uint64_t served;
     uint64_t failed;
-    uint64_t hedged;      /* cancelled, since the caller used another node's answer: no failure */
+    /* cancelled because the caller used another node's answer; not failures */
+    uint64_t hedged;
     uint64_t rows_served; /* rows computed: one per slot */
 } ep_forward_stats;
 
@@ -29,14 +30,13 @@ typedef struct ep_forward_metrics {
 } ep_forward_metrics;
 
 void ep_forward_metrics_init(ep_forward_metrics *metrics, ep_metrics *registry);
-/* One request ended; hedged: cancelled, since the caller uses another node's answer. With a result:
- * rows were computed, from queue_ns after it came on. Before the reply goes out: whoever has it
- * finds it counted. */
+/* Counts a request that has ended. hedged: it was cancelled because the caller used another node's
+ * answer. With result OK: its rows were computed, beginning queue_ns after it arrived. To be called
+ * before the reply is sent, so that whoever has the reply finds it counted. */
 void ep_forward_metrics_ended(ep_forward_metrics *metrics, ep_err result, bool hedged,
                               uint64_t rows, uint64_t took_ns, uint64_t queue_ns);
-/* Some expert rows [hidden] of it were: they are looked through for NaN and Inf, while the cache
- * still holds them. The sums a node makes of them (node_sum) are not: a sum that overflows counts
- * nowhere. */
+/* Counts NaN and Inf in finished expert rows [hidden], while they are still in the processor's
+ * cache. Sums of rows (node_sum) are not searched, so a sum that overflows is not counted. */
 void ep_forward_metrics_rows(ep_forward_metrics *metrics, const ep_job_row *rows,
                              uint32_t rows_count, ep_dtype dtype, size_t hidden);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Is the node alive: timers fire, jobs end. */
+/* Judges whether timers fire and jobs end. */
 #include "expertd/liveness.h"
 
 #include "base/clock.h"
@@ -32,14 +32,14 @@ void ep_liveness_fini(ep_liveness *liveness)
     }
 }
 
-/* The timer is armed for now and has to have fired by the next look. */
+/* The timer is armed for the present time, so it must have fired by the next check. */
 static void check_timers(ep_liveness *liveness, uint64_t now_ns)
 {
     uint64_t beats = atomic_load(&liveness->beats);
     if (!liveness->is_armed || beats != liveness->beats_seen) {
         liveness->beats_seen = beats;
         liveness->beat_ns = now_ns;
-        /* Out of memory: nothing is armed, and the next look tries again. */
+        /* Out of memory: nothing is armed, and the next check tries again. */
         liveness->is_armed = ep_timer_arm(liveness->timers, &liveness->beat, now_ns) == EP_OK;
     }
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether the node still does its work, for the watchdog and for /livez. The event loop asks, so a
- * loop that does not turn is not alive by itself. Beyond that a node hangs when
+ * Whether the node still works, for the watchdog and for /livez. The event loop asks, so a loop
+ * that stands still counts as dead without further checks. A node also hangs when
  *   - its timer thread does not run: no deadline ends, no ping is sent;
  *   - the backend holds jobs and has finished none for stall_ms: callers wait for rows that never
  *     come.
- * A node without work, or one that is slow but goes on, is alive.
+ * A node that is idle, or slow but making progress, is alive.
  *
  * Threads: _check on one thread; _read from any.
  */
@@ -33,9 +33,9 @@ typedef struct ep_liveness {
     _Atomic uint32_t state;    /* ep_liveness_state */
     _Atomic uint64_t stuck_ns; /* for how long */
     uint64_t beats_seen;
-    uint64_t beat_ns; /* when beats last grew, or the timer was armed */
+    uint64_t beat_ns; /* when beats last grew or the timer was armed */
     uint64_t jobs_done_seen;
-    uint64_t progress_ns; /* when a job was last finished, or none was there */
+    uint64_t progress_ns; /* when a job was last finished, or there was none */
     bool is_armed;
 } ep_liveness;
 
@@ -44,7 +44,7 @@ void ep_liveness_init(ep_liveness *liveness, ep_timer_service *timers, uint64_t 
 void ep_liveness_fini(ep_liveness *liveness);
 /*
  * jobs_done: jobs the backend has finished since the start; jobs_in_flight: jobs it holds. stall_ms
- * 0: jobs are not judged. Logs once when the node begins to hang, and when it goes on.
+ * 0: jobs are not judged. Logs once when the node begins to hang, and once when it works again.
  */
 ep_liveness_state ep_liveness_check(ep_liveness *liveness, uint64_t now_ns, uint64_t jobs_done,
                                     uint64_t jobs_in_flight, uint32_t stall_ms);

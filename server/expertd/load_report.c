@@ -9,12 +9,12 @@
 typedef struct layer_entry {
     const ep_node_model *model;
     ep_node_layer *layer;
-    uint64_t told; /* sum of its slots when they were told last */
+    uint64_t told; /* sum of its slots in the last report */
 } layer_entry;
 
 struct ep_load_report {
     uint32_t count;
-    uint32_t next; /* where the next message begins, so that each layer gets its turn */
+    uint32_t next; /* where the next message begins, so that every layer gets its turn */
     uint64_t next_ns;
     layer_entry entries[];
 };
@@ -71,7 +71,7 @@ static void free_load(Expertd__V1__LayerLoad *load)
     }
 }
 
-/* *out_sum is what was read, so that a count that comes meanwhile is told the next time. */
+/* *out_sum: sum of the counts read here; what is added meanwhile comes with the next report. */
 static Expertd__V1__LayerLoad *make_load(const layer_entry *entry, uint64_t *out_sum)
 {
     const ep_node_layer *layer = entry->layer;

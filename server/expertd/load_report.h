@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a node tells the coordinator of its load: slots computed per routed expert since it started,
- * of the layers where something changed, at most once a second and a bounded number of experts at a
- * time. Counts are cumulative, so a message that is lost costs nothing.
+ * The load that a node reports to the coordinator: slots computed per routed expert since the
+ * start. Only layers that changed are sent, at most once a second, with a bounded number of experts
+ * per message. Counts are cumulative, so a lost message does no harm.
  *
  * Threads    one at a time; the counters it reads are atomic.
  */
@@ -20,12 +20,12 @@ typedef struct ep_load_report ep_load_report;
 /* models is borrowed. Errors: NO_MEMORY. */
 ep_err ep_load_report_create(const ep_node_models *models, ep_load_report **out_report);
 void ep_load_report_destroy(ep_load_report *report);
-/* Tells everything again: the coordinator may not have it. */
+/* Makes the next report a full one: the coordinator may not have the old ones. */
 void ep_load_report_forget(ep_load_report *report);
 /*
- * The loads to send now (hurry: although the second is not over), *out_count 0 when there is
- * nothing new; freed with ep_load_report_free. Names in them belong to the models. Without memory
- * it says nothing and tells them the next time.
+ * The loads to send now; *out_count is 0 when there is nothing new or no memory. hurry: also before
+ * the second is over. Free them with ep_load_report_free; names in them belong to the models. What
+ * is not sent comes with the next report.
  */
 void ep_load_report_make(ep_load_report *report, uint64_t now_ns, bool hurry,
                          Expertd__V1__LayerLoad ***out_loads, size_t *out_count);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertd: from the command line to a running node, and its exit code: 0 after a drain, 1 when it
- * could not start. */
+/* main of expertd. Exit code: 0 after a drain, 1 when it could not start. */
 #include <stdio.h>
 
 #include "base/log.h"

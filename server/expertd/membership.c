@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Membership as a small state machine on the loop's thread: connection ready -> register ->
- * heartbeats, one call at a time. RPC callbacks only leave a letter in the mailbox and wake the
- * loop.
+ * A small state machine on the loop's thread: connect, register, send heartbeats; one call at a
+ * time. RPC callbacks only put their result into the mailbox and wake the loop.
  */
 #include "expertd/membership.h"
 
@@ -22,7 +21,7 @@
 
 typedef enum letter_kind { LETTER_NONE, LETTER_REGISTER, LETTER_HEARTBEAT } letter_kind;
 
-/* The outcome of the one call in flight, carried from an RPC thread to the loop. */
+/* The result of the call in flight, passed from an RPC thread to the loop. */
 typedef struct mailbox {
     pthread_mutex_t lock;
     bool has_state;
@@ -46,18 +45,19 @@ struct ep_membership {
     letter_kind in_flight; /* LETTER_NONE: no call */
     bool is_ready;         /* the channel */
     bool is_registered;
-    bool hurries; /* another heartbeat as soon as this call has ended */
+    bool hurries; /* send another heartbeat as soon as this call has ended */
     bool models_changed;
-    bool sent_draining; /* the heartbeat in flight says so */
-    bool sent_leaving;  /* the same */
+    bool sent_draining; /* the state in the heartbeat in flight is "draining" */
+    bool sent_leaving;  /* the same for "leaving" */
     bool is_loading;    /* assigned is not loaded yet */
     bool has_drop_timer;
     uint32_t heartbeat_ms;
-    char secret[33];        /* shows the coordinator that it is still we; see RegisterRequest */
-    uint64_t owned_changes; /* of the store, as last told */
+    /* proves to the coordinator that this is the same process; see RegisterRequest */
+    char secret[33];
+    uint64_t owned_changes; /* of the store, when last looked at */
     ep_epoch assigned;      /* newest assignment; 0.0 none */
     pthread_mutex_t view_lock;
-    /* lost_why is also what was logged last, so that a lasting failure is one line */
+    /* lost_why is also the last failure logged, so that a lasting failure gives one line */
     ep_membership_view view;
 };
 
@@ -80,7 +80,7 @@ static void set_connected(ep_membership *m, bool connected)
 
 static void log_once(ep_membership *m, const char *what, const ep_error *error)
 {
-    if (strcmp(m->view.lost_why, error->text) != 0) { /* written on this thread alone */
+    if (strcmp(m->view.lost_why, error->text) != 0) { /* no lock: only this thread writes it */
         pthread_mutex_lock(&m->view_lock);
         snprintf(m->view.lost_why, sizeof(m->view.lost_why), "%s", error->text);
         pthread_mutex_unlock(&m->view_lock);
@@ -176,8 +176,8 @@ static void apply(ep_membership *m, ep_epoch epoch, Expertd__V1__NodeAssignment 
     ep_membership_on_weights(m);
 }
 
-/* Starts the grace when the table in force no longer needs what the newest assignment does not
- * want. */
+/* Starts the grace period once the table in force is as new as the assignment, so that it no longer
+ * needs the experts that the assignment left out. */
 static void consider_drop(ep_membership *m)
 {
     ep_epoch in_force = ep_node_epoch_in_force(m->config.epoch);
@@ -195,7 +195,7 @@ static void on_drop(void *arg)
     m->has_drop_timer = false;
     if (m->is_loading ||
         ep_epoch_compare(ep_node_epoch_in_force(m->config.epoch), m->assigned) < 0) {
-        return; /* a newer assignment came; its own commit starts a new grace */
+        return; /* a newer assignment came; its commit starts a new grace period */
     }
     ep_log(EP_LOG_INFO, "experts-drop",
            EP_KV(experts, ep_weight_store_unwanted_count(m->config.store)));
@@ -209,7 +209,7 @@ void ep_membership_on_weights(ep_membership *m)
 {
     ep_weight_stats stats;
     ep_weight_store_read_stats(m->config.store, &stats);
-    /* a cold expert was read for the first time, or could not be */
+    /* a cold expert was read for the first time, or its load failed */
     if (stats.owned_changes != m->owned_changes) {
         m->owned_changes = stats.owned_changes;
         m->models_changed = true;
@@ -219,8 +219,7 @@ void ep_membership_on_weights(ep_membership *m)
     }
     m->models_changed = true;
     m->is_loading = false;
-    /* Also with experts that failed: what is owned is reported beside it, so that the others are
-     * served. */
+    /* The epoch counts as loaded even if experts failed: which are owned is reported beside it. */
     ep_node_epoch_set_loaded(m->config.epoch, m->assigned);
     ep_log(stats.failed_count == 0 ? EP_LOG_INFO : EP_LOG_WARN, "assignment",
            EP_KV(state, "loaded"), EP_KV(term, m->assigned.term), EP_KV(epoch, m->assigned.number),
@@ -241,7 +240,7 @@ static void set_in_force(ep_membership *m, const Expertd__V1__Epoch *committed,
                          Expertd__V1__Neighbour *const *neighbours, size_t neighbours_count)
 {
     ep_epoch epoch = epoch_of(committed != NULL ? committed : newest);
-    /* else the coordinator has no table yet, and clients go by an older one */
+    /* otherwise the coordinator has no table yet, and clients keep an older one */
     if (!is_none(epoch)) {
         ep_node_epoch_set_in_force(m->config.epoch, epoch);
         m->config.on_neighbours(m->config.arg, neighbours, neighbours_count);
@@ -262,9 +261,9 @@ static void set_heartbeat(ep_membership *m, uint32_t ms)
 static void on_registered(ep_membership *m, const Expertd__V1__RegisterReply *reply)
 {
     m->is_registered = true;
-    ep_load_report_forget(m->loads); /* it may be another coordinator */
-    m->models_changed = true; /* the first heartbeat repeats what is owned: it may have changed
-                                 since the request was made */
+    ep_load_report_forget(m->loads); /* this may be another coordinator */
+    /* repeated with the first heartbeat, as it may have changed since the request was made */
+    m->models_changed = true;
     pthread_mutex_lock(&m->view_lock);
     m->view.node_id = reply->node_id;
     pthread_mutex_unlock(&m->view_lock);
@@ -328,9 +327,9 @@ static void on_call_failed(ep_membership *m, letter_kind kind, const ep_error *e
     ep_error_prefix(&why, why.code, "%s", m->config.coordinator_url);
     log_once(m, kind == LETTER_REGISTER ? "registration" : "heartbeat", &why);
     set_connected(m, false);
-    /* what this call would have told may be lost, and what is loaded counts only with it */
+    /* the models in this call may be lost, and a loaded epoch counts only together with them */
     m->models_changed = true;
-    ep_load_report_forget(m->loads); /* what was told may not have arrived */
+    ep_load_report_forget(m->loads); /* the report may not have arrived */
     if (error->code == EP_ERR_NOT_FOUND || error->code == EP_ERR_FAILED_PRECONDITION) {
         m->is_registered = false; /* the coordinator does not know us */
     }
@@ -435,7 +434,7 @@ static void call(ep_membership *m, letter_kind kind, const char *method,
         .header = message,
         .deadline_ns = ep_clock_now_ns() + CALL_MS * EP_NS_PER_MS,
     };
-    m->in_flight = kind; /* before the call begins: its reply may be here before start returns */
+    m->in_flight = kind; /* set before the call begins: its reply may come before start returns */
     if (ep_rpc_call_start(m->channel, &request, on_reply, m, &id, &error) != EP_OK) {
         m->in_flight = LETTER_NONE;
         on_call_failed(m, kind, &error);
@@ -565,7 +564,7 @@ void ep_membership_destroy(ep_membership *m)
     if (m == NULL) {
         return;
     }
-    ep_rpc_channel_destroy(m->channel); /* the last that posts */
+    ep_rpc_channel_destroy(m->channel); /* the channel's callbacks post mail_task */
     ep_service_loop_cancel(m->config.loop, &m->mail_task);
     if (m->heartbeat != NULL) {
         ep_loop_timer_stop(m->heartbeat);

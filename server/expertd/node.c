@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The node's life: start in order, change of state, drain, reload, end in the reverse order. */
+/* Life cycle of the node: start, state, drain, reload, and the end in reverse order. */
 #include "expertd/node.h"
 
 #include <inttypes.h>
@@ -21,14 +21,15 @@
 #include "expertd/node_private.h"
 #include "common/service_tokens.h"
 
-#define LOAD_EXTEND_US 60000000ull /* asked of the service manager while experts load */
+/* start time-out asked of the service manager while experts load */
+#define LOAD_EXTEND_US 60000000ull
 #define LOAD_REPORT_NS EP_NS_PER_S /* how often */
 #define REPLY_HEADER_BYTES 4096    /* room left in a reply frame beside its tensors */
 #define FDS_KEPT_FREE 64
-/* of jobs on the backend: 16 million multiplications, some 100 us of one thread */
+/* cost that makes a class wide: 16 million multiplications, some 100 us of one thread */
 #define WIDE_COST 256u
-#define SWEEP_MS 10000   /* how often links to neighbours are looked through */
-#define LEAVE_LOOK_MS 10 /* how often a draining node looks whether its replies are out */
+#define SWEEP_MS 10000   /* how often unused links to neighbours are closed */
+#define LEAVE_LOOK_MS 10 /* how often a draining node checks whether its replies are out */
 
 /* ---- state ---- */
 
@@ -82,7 +83,7 @@ static void announce_state(ep_node *node, ep_node_state state, const ep_weight_s
         char status[160];
         snprintf(status, sizeof(status), "%s: %" PRIu64 " experts, %" PRIu64 " failed",
                  ep_node_state_name(state), weights->owned_count, weights->failed_count);
-        ep_process_trim(); /* what loading needed beside the packed weights */
+        ep_process_trim(); /* gives back memory that loading needed beside the packed weights */
         ep_sd_notify_ready(status);
     }
     if (node->membership != NULL) {
@@ -90,7 +91,7 @@ static void announce_state(ep_node *node, ep_node_state state, const ep_weight_s
     }
 }
 
-/* Loop thread: something the state depends on may have changed. */
+/* Loop thread. Derives the state again, as something that it depends on may have changed. */
 static void update_state(ep_node *node)
 {
     ep_weight_stats weights;
@@ -101,7 +102,7 @@ static void update_state(ep_node *node)
     }
 }
 
-/* Tells the service manager that loading goes on; not for every expert, its queue is short. */
+/* Tells the service manager that loading goes on; not per expert, because its queue is short. */
 static void report_loading(ep_node *node, const ep_weight_stats *weights)
 {
     uint64_t now_ns = ep_clock_now_ns();
@@ -129,7 +130,8 @@ static void on_weights_task(void *arg)
         ep_membership_on_weights(node->membership);
     }
     update_state(node);
-    if (node->last_report_ns != 0) { /* else the service manager shows "loading" for ever */
+    /* otherwise the service manager would show "loading" for ever */
+    if (node->last_report_ns != 0) {
         node->last_report_ns = 0;
         ep_sd_notify_status("%s: %" PRIu64 " experts, %" PRIu64 " failed",
                             ep_node_state_name((ep_node_state)atomic_load(&node->state)),
@@ -171,14 +173,14 @@ static bool may_leave(ep_node *node)
     ep_forward_stats requests;
     ep_rpc_server_stats rpc;
     ep_membership_view view = {0};
-    /* In this order: a request is in flight until its reply is queued, and then that counts; at
-     * last its bytes that the caller's system has not got. */
+    /* Read in this order, so that no reply is missed: a request counts as in flight until its reply
+     * is queued; then the reply counts; then its bytes until the caller's system has them. */
     ep_forward_handler_read_stats(node->handler, &requests);
     ep_rpc_server_read_stats(node->server, &rpc);
     if (node->membership != NULL) {
         ep_membership_read(node->membership, &view);
     }
-    /* A coordinator that is there hears of it first, so that it routes around us. */
+    /* A connected coordinator hears of the drain first, so that it routes around this node. */
     return requests.in_flight == 0 && rpc.sends_queued == 0 && rpc.unacked_bytes == 0 &&
            (!view.is_connected || view.said_draining);
 }
@@ -212,7 +214,7 @@ static void on_stop(void *arg, const char *signal_name)
     ep_node *node = arg;
     ep_log(EP_LOG_INFO, "node-drain", EP_KV(signal, signal_name), EP_KV(drain_ms, node->drain_ms));
     node->is_draining = true;
-    update_state(node); /* probes say so before the service manager hears of it */
+    update_state(node); /* probes report the drain before the service manager hears of it */
     ep_sd_notify_stopping("draining");
     ep_sd_notify_extend_timeout((uint64_t)node->drain_ms * 1000 + 5000000);
     ep_loop_timer_start(node->drain_timer, node->drain_ms, 0);
@@ -231,7 +233,7 @@ ep_err ep_node_reload(void *arg, ep_reload_report *out_report, ep_error *out_err
         node->compute_stall_ms = (uint32_t)ep_options_number(options, "compute_stall_ms");
         ep_service_tokens_reload(options, node->config->service.credentials);
     }
-    /* also when the files are why it is refused: it remembers that */
+    /* also when the reload was refused because of the files: the watch remembers that */
     ep_tls_watch_reload(&node->tls_watch);
     char status[80];
     snprintf(status, sizeof(status), "%s%s",
@@ -244,7 +246,7 @@ ep_err ep_node_reload(void *arg, ep_reload_report *out_report, ep_error *out_err
 static void on_reload(void *arg)
 {
     ep_error error;
-    (void)ep_node_reload(arg, NULL, &error); /* a refusal is logged */
+    (void)ep_node_reload(arg, NULL, &error); /* it logs a refusal itself */
 }
 
 /* ---- watchdog ---- */
@@ -312,7 +314,7 @@ static void on_neighbours(void *arg, Expertd__V1__Neighbour *const *neighbours, 
             strcpy(list[used++].url, neighbours[i]->url);
         }
     }
-    if (list != NULL) { /* without memory the former ones stay until the next heartbeat */
+    if (list != NULL) { /* without memory the former neighbours stay until the next heartbeat */
         ep_relay_set_neighbours(node->relay, list, used);
     }
 }
@@ -358,9 +360,9 @@ static uint32_t load_threads(const ep_node_config *config)
 }
 
 /*
- * Small jobs are a task each: one in work and one ready behind it for every thread. Jobs worth
- * sharing out (a pass of them keeps some eight threads busy) stay in the queues as long as they
- * can, where they grow. A device says itself how many it makes one pass of.
+ * Limits for jobs on the backend. A small job is one task, so each thread gets one to work on and
+ * one ready behind it. A wide job keeps some eight threads busy, so few of them are enough, and the
+ * others stay in the queues as long as they can, where they grow. A device sets its own limit.
  */
 static void fill_policy(const ep_node_config *config, const ep_node_devices *devices,
                         ep_batch_policy_config *out_policy)
@@ -429,7 +431,7 @@ static ep_err start_base(ep_node *node, ep_error *out_error)
     return EP_OK;
 }
 
-/* The first that opens; wrong settings are not another one's to make good. */
+/* Opens the first backend that works. Wrong settings are an error even so. */
 static ep_err open_backend(ep_node *node, const ep_backend_config *backend, ep_error *out_error)
 {
     const ep_node_config *config = node->config;
@@ -460,7 +462,8 @@ static ep_err start_fetch(ep_node *node, ep_error *out_error)
     return is_needed ? ep_weight_fetch_create(&fetch, &node->weight_fetch, out_error) : EP_OK;
 }
 
-/* A mirror may wait for other nodes meanwhile, and survives an end at once. */
+/* A mirror may wait for other nodes and survives any end, so here SIGTERM ends the process at
+ * once. */
 static ep_err open_models(ep_node *node, ep_error *out_error)
 {
     ep_err err = start_fetch(node, out_error);
@@ -583,7 +586,7 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
                                          out_error)) != EP_OK) {
         return err;
     }
-    ep_process_raise_fd_limit(); /* listeners have as many places as it allows */
+    ep_process_raise_fd_limit(); /* the limit decides how many connections listeners accept */
     err = ep_service_listen(service, node->server, out_error);
     if (err != EP_OK) {
         return err;
@@ -599,7 +602,7 @@ static ep_err start_server(ep_node *node, ep_error *out_error)
     }
     err = ep_node_shm_listen(&node->config->shm, node->config->name, node->server, out_error);
     if (err != EP_OK) {
-        return err; /* last, since the others are found by their place */
+        return err; /* it comes last, because the others are found by their index */
     }
     ep_rpc_server_door_url(node->server, node->door_url, sizeof(node->door_url));
     ep_rpc_server_url(node->server, 0, node->url, sizeof(node->url));
@@ -630,7 +633,7 @@ static ep_err start_probes(ep_node *node, ep_error *out_error)
     return err;
 }
 
-/* Asks for the configured experts; what a coordinator assigns comes later. */
+/* Starts loading the configured experts; those that a coordinator assigns come later. */
 static ep_err start_loading(ep_node *node, ep_error *out_error)
 {
     ep_err err = ep_weight_store_start(node->store, out_error);
@@ -647,17 +650,17 @@ static ep_err start_loading(ep_node *node, ep_error *out_error)
             free(wanted);
         }
     }
-    ep_service_loop_post(node->loop, &node->change_task); /* also when nothing is to be loaded */
+    ep_service_loop_post(node->loop, &node->change_task); /* also when there is nothing to load */
     return err;
 }
 
-/* Without a budget, and with a coordinator that assigns a part, nobody knows yet what will be
- * held. */
+/* Warns when weights need more memory than the process may have. Says nothing without a budget
+ * while a coordinator may still assign experts: then it is not known yet how many. */
 static void warn_of_memory(const ep_node *node)
 {
     const ep_node_config *config = node->config;
     if (node->devices.count > 0) {
-        return; /* weights are not in this process's memory, and devices have a budget */
+        return; /* weights are in the devices' memory, which has a budget */
     }
     const uint64_t files = ep_node_models_file_bytes(&node->models);
     const uint64_t limit = ep_process_memory_limit("");
@@ -680,7 +683,7 @@ static void warn_of_memory(const ep_node *node)
 static void log_start(const ep_node *node)
 {
     const ep_node_config *config = node->config;
-    /* Without a budget only the files' size is known before loading; packed weights may take a
+    /* Without a budget only the files' size is known before loading; packed weights may need a
      * little more. */
     bool has_budget = config->weight_bytes_max != 0;
     uint64_t weights = has_budget ? config->weight_bytes_max * node->devices.backends_count
@@ -749,8 +752,8 @@ ep_err ep_node_create(const ep_node_config *config, const ep_node_source *source
     node->compute_stall_ms = config->compute_stall_ms;
     ep_node_epoch_init(&node->epoch);
     ep_err err;
-    /* Membership only dials here: its events wait for the loop. The probes' thread reads it, so it
-     * comes first. */
+    /* Membership comes before the probes, whose thread reads it. It only dials here; its events
+     * come in the loop. */
     if ((err = start_base(node, out_error)) != EP_OK ||
         (err = start_compute(node, out_error)) != EP_OK ||
         (err = start_server(node, out_error)) != EP_OK ||
@@ -794,16 +797,18 @@ void ep_node_destroy(ep_node *node)
     }
     ep_admin_service_stop(node->admin);
     ep_weight_serve_stop(node->weight_serve);
-    ep_rpc_server_destroy(node->server); /* every call has ended, so nothing is in work any more */
-    ep_weight_fetch_stop(node->weight_fetch); /* the store's thread may wait for it */
+    /* waits for every call, so no request is in work any more */
+    ep_rpc_server_destroy(node->server);
+    ep_weight_fetch_stop(node->weight_fetch); /* the store's thread may wait for a fetch */
     if (node->store != NULL) {
-        /* its threads may still be leaving the last requests, which they ended */
+        /* its threads may still be returning from requests that they ended */
         ep_weight_store_stop(node->store);
     }
     ep_admin_service_destroy(node->admin);
     ep_weight_serve_destroy(node->weight_serve);
     ep_batcher_destroy(node->batcher);
-    ep_relay_destroy(node->relay); /* after whatever ends requests, before what they end in */
+    /* after everything that ends requests, before what requests use to end */
+    ep_relay_destroy(node->relay);
     ep_forward_handler_destroy(node->handler);
     ep_admission_destroy(node->admission);
     ep_weight_store_destroy(node->store);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Orders of operators to the node itself, and what they set for all nodes. */
+/* Orders that operators give the node itself, and the policy that they set for all nodes. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "base/quantity.h"
 #include "expertd/node_private.h"
 
-/* What can be said now. The coordinator's count is of the table that clients have. */
+/* Fills in how far the drain is. The coordinator counts copies in the table that clients have. */
 static void report(const ep_node *node, ep_admin_drain *out_drain)
 {
     ep_membership_view view;
@@ -28,7 +28,7 @@ static void report(const ep_node *node, ep_admin_drain *out_drain)
         }
     } else {
         ep_weight_store_read_stats(node->store, &weights);
-        out_drain->copies_to_move = (uint32_t)weights.owned_count; /* at most */
+        out_drain->copies_to_move = (uint32_t)weights.owned_count; /* an upper bound */
     }
     if (!view.is_connected) {
         snprintf(out_drain->note, sizeof(out_drain->note),
@@ -84,7 +84,7 @@ void ep_node_on_policy(void *arg, const Expertd__V1__NodePolicy *policy)
     const uint32_t window_us = is_set ? policy->step_group_us : node->config->step_group_us;
     const uint64_t window_before_us = group_window_us(node);
     if (window_us > EP_STEP_GROUP_US_MAX) {
-        if (revision != node->policy_refused) { /* it comes with every heartbeat */
+        if (revision != node->policy_refused) { /* logged once: it comes with every heartbeat */
             node->policy_refused = revision;
             ep_log(EP_LOG_WARN, "policy", EP_KV(key, "step_group_us"), EP_KV(value_us, window_us),
                    EP_KV(value_us_max, EP_STEP_GROUP_US_MAX), EP_KV(revision, revision),

@@ -351,7 +351,7 @@ static ep_err load_experts(const ep_options *options, size_t index, bool has_coo
     return EP_OK;
 }
 
-/* What the sources of a mirror need; NULL: they have it. */
+/* What the sources of a mirror lack; NULL: nothing. */
 static const char *judge_sources(const ep_node_config *config, const ep_node_model_config *model,
                                  bool is_from_storage)
 {
@@ -629,7 +629,7 @@ void ep_node_config_fini(ep_node_config *config)
     ep_service_config_fini(&config->service);
 }
 
-/* Experts that are listed must be the model's. */
+/* Listed experts must exist in the model. */
 static ep_err check_listed(const ep_options *options, size_t index,
                            const ep_node_model_config *model, const ep_model_info *info,
                            ep_error *out_error)
@@ -649,8 +649,7 @@ static ep_err check_listed(const ep_options *options, size_t index,
         experts_max - 1, model->name);
 }
 
-/* Some experts that cannot be read are a warning, as they are when the node runs; all of them are
- * no model. */
+/* Unreadable experts are a warning, as in a running node; an error if none can be read. */
 static ep_err check_readable(const ep_options *options, size_t index,
                              const ep_node_model_config *model, const ep_checkpoint *checkpoint,
                              ep_error *out_error)
@@ -672,8 +671,8 @@ static ep_err check_readable(const ep_options *options, size_t index,
     return EP_OK;
 }
 
-/* Judges storage as a start does (weight_fetch.c): where nodes give the files too, or path holds
- * some, a start goes on without. */
+/* Judges storage as a start does (weight_fetch.c): a start goes on without storage where nodes give
+ * the files too, or path holds some. */
 static ep_err check_storage(const ep_options *options, size_t index,
                             const ep_node_model_config *model, ep_error *out_error)
 {
@@ -712,8 +711,8 @@ static ep_err check_storage(const ep_options *options, size_t index,
     return EP_OK;
 }
 
-/* What the checkpoint itself has to say, with file and line. A start and a reload read it anyhow:
- * there only listed experts are looked at. */
+/* Checks the checkpoint; its errors name file and line. A start and a reload open it later anyway,
+ * so they check only listed experts here. */
 static ep_err check_model(const ep_options *options, size_t index,
                           const ep_node_model_config *model, ep_error *out_error)
 {
@@ -721,7 +720,7 @@ static ep_err check_model(const ep_options *options, size_t index,
     const bool is_preflight = ep_options_get_action(options) == EP_ACTION_CHECK;
     ep_checkpoint *checkpoint = NULL;
     ep_error error;
-    /* What of a mirror is there only the node that has it open can tell. */
+    /* Which files a mirror holds, only the node that has it open can tell. */
     if (is_preflight && model->storage_path[0] != 0) {
         return check_storage(options, index, model, out_error);
     }
@@ -759,7 +758,7 @@ void ep_node_config_say_missing(const ep_node_config *config, uint32_t index, co
                        "expertctl doctor --config FILE looks for each"));
 }
 
-/* No error: a file may be checked elsewhere than where it serves. */
+/* Logs missing backends. No error: a file may be checked on another machine than it is for. */
 static void check_backends(const ep_node_config *config)
 {
     uint32_t devices;
@@ -787,7 +786,7 @@ ep_err ep_node_config_check(const ep_options *options, ep_error *out_error)
         check_backends(&config);
     }
     if (err == EP_OK && config.weight_cache_dir[0] != 0) {
-        /* no error: the node serves without it */
+        /* no error: the node serves without a cache */
         ep_weight_cache_check_dir(config.weight_cache_dir);
     }
     ep_node_config_fini(&config);

@@ -13,7 +13,7 @@
 
 #define EP_NODE_MODELS_MAX 256
 
-/* Which experts a node holds without being told by a coordinator. */
+/* Which experts a node holds without a coordinator's assignment. */
 typedef enum ep_experts_choice {
     EP_EXPERTS_ASSIGNED, /* only what the coordinator assigns */
     EP_EXPERTS_ALL,
@@ -31,10 +31,11 @@ typedef struct ep_node_model_config {
     const char *name;
     const char *path;
     const char *version; /* NULL, "" any */
-    bool is_mirrored;    /* path is filled from elsewhere, in this order: */
+    /* path is filled from storage, nodes or both; the next two say in which order */
+    bool is_mirrored;
     bool is_storage_first;
     bool is_from_nodes;
-    const char *storage_path;     /* "" not from there */
+    const char *storage_path;     /* "": not from storage */
     const ep_weight_quant *quant; /* NULL: experts stay in the files' formats */
     ep_experts_choice choice;
     uint32_t ranges_count;
@@ -48,8 +49,9 @@ typedef struct ep_node_config {
     const char *coordinator_url; /* "" none */
     const char *advertise_url;   /* "" the first listener's */
     uint32_t models_count;
-    ep_node_model_config *models;                    /* owned array, borrowed texts */
-    const ep_backend_ops *backends[EP_BACKENDS_MAX]; /* the first that this machine has is taken */
+    ep_node_model_config *models; /* owned array, borrowed texts */
+    /* the first one that this machine has is used */
+    const ep_backend_ops *backends[EP_BACKENDS_MAX];
     uint32_t backends_count;
     ep_numerics numerics;
     uint32_t threads;
@@ -82,7 +84,7 @@ void ep_node_config_fini(ep_node_config *config);
 /* For ep_options_main. */
 ep_err ep_node_config_check(const ep_options *options, ep_error *out_error);
 
-/* One line: backend index is not there, why, and what follows. */
+/* Logs one line: this backend is missing, why, and what is used instead. */
 void ep_node_config_say_missing(const ep_node_config *config, uint32_t index, const char *reason);
 
 /* "0-3,5,8-9" into ascending, non-overlapping ranges; false when it is not that or has too many.

@@ -20,12 +20,12 @@ static void on_lost(void *arg, const char *why)
     device->owner->on_lost(device->owner->arg);
 }
 
-/* Another one will do instead. */
+/* Counts a device as lost, since another one can be opened. */
 static void leave_out(ep_node_device *device, uint32_t number, const ep_backend_ops *ops,
                       const ep_error *error)
 {
     if (atomic_load(&device->is_lost)) {
-        return; /* the backend has said why */
+        return; /* the backend has given its reason */
     }
     lose(device, error->text);
     ep_log(
@@ -55,7 +55,7 @@ static ep_err open_all(ep_node_devices *devices, const ep_backend_ops *ops,
             first = err;
             *out_error = errors[d];
         }
-        if (err == EP_ERR_INVALID_ARGUMENT) { /* of the configuration */
+        if (err == EP_ERR_INVALID_ARGUMENT) { /* the configuration does not fit */
             *out_error = errors[d];
             return err;
         }
@@ -74,9 +74,10 @@ ep_err ep_node_devices_open(ep_node_devices *devices, const ep_backend_ops *ops,
     ep_backend_config each = *config;
     uint32_t count;
     ep_err err = EP_OK;
-    memset(devices->devices, 0, sizeof(devices->devices)); /* of a backend that was tried before */
+    /* they may hold what a backend tried before left */
+    memset(devices->devices, 0, sizeof(devices->devices));
     if (ops->probe == NULL || ops->probe(&count, out_error) != EP_OK) {
-        count = 1; /* open says what is wrong */
+        count = 1; /* the driver has failed: open reports why */
     }
     if (count > EP_BACKEND_DEVICES_MAX) {
         err = ep_error_set(

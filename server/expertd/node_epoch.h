@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which routing tables this node knows of: shared by membership, which moves it, and the handler,
- * which answers by it. */
+/* Epochs of routing tables that this node knows; written by membership, read by the handler. */
 #ifndef EP_EXPERTD_NODE_EPOCH_H
 #define EP_EXPERTD_NODE_EPOCH_H
 
@@ -10,9 +9,9 @@
 
 typedef struct ep_node_epoch {
     pthread_mutex_t lock;
-    /* newest assignment worked through: every expert resident or failed; 0.0 none */
+    /* newest assignment that is done: every expert loaded or failed; 0.0: none */
     ep_epoch loaded;
-    ep_epoch in_force; /* newest table that clients have; 0.0 none */
+    ep_epoch in_force; /* newest table that clients have; 0.0: none */
 } ep_node_epoch;
 
 static inline void ep_node_epoch_init(ep_node_epoch *epoch)

@@ -57,8 +57,8 @@ static ep_err open_layers(ep_node_model *model, ep_weight_store *store, ep_error
     return err;
 }
 
-/* Bits of the formats that experts are in; all when a shared one's cannot be told: its error is
- * another one's to say. */
+/* Bits of the formats that experts are in; all bits when a shared expert's cannot be read, whose
+ * error is reported elsewhere. */
 static uint32_t formats_beside(const ep_checkpoint *checkpoint)
 {
     const ep_model_info *info = ep_checkpoint_info(checkpoint);
@@ -77,7 +77,7 @@ static uint32_t formats_beside(const ep_checkpoint *checkpoint)
     return formats;
 }
 
-/* Of the first layer whose routed experts w4a8 computes; NULL: there is none. */
+/* Formats of the first layer whose routed experts w4a8 computes; NULL: there is none. */
 static const ep_layer_formats *rounded_formats(const ep_model_info *info, ep_numerics numerics)
 {
     for (uint32_t i = 0; i < info->moe_layers_count; i++) {
@@ -90,8 +90,8 @@ static const ep_layer_formats *rounded_formats(const ep_model_info *info, ep_num
     return NULL;
 }
 
-/* Why experts of this format are computed in w4a8, and what for: speed against the family that auto
- * would take else, error with and without rounded inputs. */
+/* Texts for the log: why experts of this format are computed in w4a8, and what that changes: speed
+ * against the family that auto would take otherwise, error with and without rounded inputs. */
 static void explain_rounding(ep_weight_format format, char reason[LOG_TEXT_BYTES],
                              char effect[LOG_TEXT_BYTES])
 {
@@ -132,9 +132,9 @@ static void explain_rounding(ep_weight_format format, char reason[LOG_TEXT_BYTES
              ep_ffn_family_name(ep_numerics_family(EP_NUMERICS_AUTO_WIDE, format)));
 }
 
-/* What was asked for by name and is not to be had is said, what auto chose of two, and an id that
- * begins with w4a8 where no expert is in it: no error and no bit would tell. Nothing is said of a
- * device that rounds by its own rules: its ids name none of the families. */
+/* Logs choices that no error or result would show: a family asked for by name that is not
+ * available, the one that auto chose of two, an id with w4a8 where no expert is computed in it.
+ * Says nothing about a device with rounding rules of its own: its ids name none of the families. */
 static void log_family(const ep_node_model *model, ep_numerics numerics)
 {
     const ep_model_info *info = model->info;
@@ -171,7 +171,7 @@ static void log_family(const ep_node_model *model, ep_numerics numerics)
            EP_KV(numerics, model->numerics), EP_KV(reason, reason), EP_KV(effect, effect));
 }
 
-/* Rows of one expert may be computed on any device, so all must compute the same bits. */
+/* Finds the model's numerics id. Any device may compute a row, so all must give equal bits. */
 static ep_err find_numerics(ep_node_model *model, ep_backend *const *backends,
                             uint32_t backends_count, ep_error *out_error)
 {
@@ -308,8 +308,8 @@ static void list_models(const ep_node_models *models, char *out, size_t bytes)
     }
 }
 
-/* of_files: the version is the files', and one model's files may be served in several formats; a
- * model whose files are all here is preferred to a mirror. */
+/* of_files: version is that of the files, which several models may share in different formats; one
+ * whose files are all local is preferred to a mirror. */
 static ep_err find_model(const ep_node_models *models, const char *name, const char *version,
                          bool of_files, ep_node_model **out_model, ep_error *out_error)
 {

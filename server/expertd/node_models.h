@@ -23,12 +23,12 @@ typedef struct ep_node_layer {
     uint32_t store_slot;
     ep_work_queue *queues; /* [E+S] */
     _Atomic uint64_t rows_served;
-    _Atomic uint64_t *slots; /* [E] computed since the start, of each routed expert */
+    _Atomic uint64_t *slots; /* [E] slots computed for each routed expert since the start */
 } ep_node_layer;
 
 typedef struct ep_node_model {
     const ep_node_model_config *config;
-    ep_mirror *mirror; /* of the checkpoint; NULL: its files are all here */
+    ep_mirror *mirror; /* of the checkpoint; NULL: all its files are local */
     ep_checkpoint *checkpoint;
     const ep_model_info *info;
     char numerics[EP_NUMERICS_ID_BYTES];
@@ -42,27 +42,26 @@ typedef struct ep_node_models {
     ep_weight_store *store; /* borrowed */
 } ep_node_models;
 
-/* Opens every checkpoint and adds its layers to the store of these instances of a backend, which
- * must not run yet. fetch: fills those that are mirrored; NULL when none is. On error call _close
+/* Opens every checkpoint and adds its layers to the store, which must not be started yet and uses
+ * these instances of a backend. fetch: for mirrored models; NULL: none. After an error call _close
  * too. */
 ep_err ep_node_models_open(ep_node_models *models, const ep_node_config *config,
                            ep_backend *const *backends, uint32_t backends_count,
                            ep_weight_store *store, ep_weight_fetch *fetch, ep_error *out_error);
 void ep_node_models_close(ep_node_models *models);
 
-/* version "": the only version of that name. Errors: NOT_FOUND naming what is there. */
+/* version "": the only version of that name. Errors: NOT_FOUND; the text lists what there is. */
 ep_err ep_node_models_find(const ep_node_models *models, const char *name, const char *version,
                            uint32_t layer, ep_node_model **out_model, ep_node_layer **out_layer,
                            ep_error *out_error);
-/* The same by the version of the files: a model that has them, in whatever format its experts are.
- */
+/* The same by the version of the files; finds a model in any memory format. */
 ep_err ep_node_models_find_files(const ep_node_models *models, const char *name,
                                  const char *version, ep_node_model **out_model,
                                  ep_error *out_error);
-/* wanted[E+S] of one layer as configured, without any assignment. */
+/* wanted[E+S] of one layer by configuration alone, without assignments. */
 void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *layer,
                               uint8_t *out_wanted);
-/* Bytes of all experts that may be wanted by configuration, as they stand in the files. */
+/* Size in the files of all experts that the configuration may want. */
 uint64_t ep_node_models_file_bytes(const ep_node_models *models);
 
 /* Fills *out_infos with count new messages, owned lists included. Errors: NO_MEMORY. Free with
@@ -70,7 +69,7 @@ uint64_t ep_node_models_file_bytes(const ep_node_models *models);
  */
 ep_err ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelInfo ***out_infos,
                                size_t *out_count);
-/* For Hello and Describe, whose headers are small: only the coordinator compares digests. */
+/* Removes digests, which only the coordinator compares: headers of Hello and Describe are small. */
 void ep_node_models_infos_hide_digests(Expertd__V1__ModelInfo **infos, size_t count);
 void ep_node_models_infos_free(Expertd__V1__ModelInfo **infos, size_t count);
 

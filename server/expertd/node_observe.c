@@ -35,7 +35,7 @@ static void counter(const ep_node *node, const char *name, const char *help, uin
     ep_counter_set(node->metrics, name, help, NULL, 0, total);
 }
 
-/* One of the series that a label tells apart. */
+/* Sets one series of a counter, selected by a label. */
 static void counter_of(const ep_node *node, const char *name, const char *help, const char *label,
                        const char *value, uint64_t total)
 {
@@ -43,7 +43,7 @@ static void counter_of(const ep_node *node, const char *name, const char *help, 
     ep_counter_set(node->metrics, name, help, labels, 1, total);
 }
 
-/* labels: of the layer. Nothing before an expert of it is loaded. */
+/* labels: of the layer. Sets nothing before an expert of the layer is loaded. */
 static void collect_quant(const ep_node *node, const ep_metric_label layer[3],
                           ep_weight_quant_stats quant)
 {
@@ -188,7 +188,7 @@ static void collect_rpc(ep_node *node)
           (double)buffers.lent_bytes_peak);
 }
 
-/* Tenants that are not listed are one series. */
+/* All tenants that are not listed share one series. */
 static void collect_tenants(ep_node *node)
 {
     const ep_tenants *tenants = &node->config->tenants;
@@ -318,7 +318,7 @@ static ep_probe_check check_experts(const ep_node *node)
 {
     ep_weight_stats weights;
     ep_weight_store_read_stats(node->store, &weights);
-    /* A node may own no expert at all; what makes it useless is wanting some and having none. */
+    /* Owning no expert is fine; the check fails when experts are wanted and none is owned. */
     ep_probe_check check = {.name = "experts",
                             .ok = weights.owned_count > 0 ||
                                   (weights.failed_count == 0 && weights.pending_count == 0)};

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The node's parts, for the files that make up the node: life cycle, services, what it shows to
- * operators. */
+/* The struct of a node, for the files that implement it. */
 #ifndef EP_EXPERTD_NODE_PRIVATE_H
 #define EP_EXPERTD_NODE_PRIVATE_H
 
@@ -72,34 +71,34 @@ struct ep_node {
     char admin_url[EP_ADDRESS_BYTES]; /* "" off */
     char door_url[EP_ADDRESS_BYTES];  /* "" off */
     _Atomic uint32_t state;           /* ep_node_state */
-    _Atomic bool has_started;         /* was ready once */
+    _Atomic bool has_started;         /* it has been ready once */
     bool is_draining;                 /* loop thread */
-    /* an operator wants it emptied; it serves on. Written by the loop thread */
+    /* an operator wants its experts moved away; it keeps serving. Written by the loop thread */
     _Atomic bool is_leaving;
-    /* that set the window of step groups; 0: the configuration. Loop thread, as the next */
+    /* of the policy that set the window of step groups; 0: none. Loop thread, as the next */
     uint64_t policy_revision;
-    uint64_t policy_refused; /* revision that said something this build does not take */
+    uint64_t policy_refused; /* revision with a value that this build refuses */
     bool ports_written;
     uint32_t drain_ms;          /* reloadable */
     uint32_t compute_stall_ms;  /* reloadable */
-    uint64_t last_report_ns;    /* of loading, to the service manager */
+    uint64_t last_report_ns;    /* of the last report of loading to the service manager */
     ep_loop_task change_task;   /* weights changed */
-    ep_loop_timer *drain_timer; /* the longest a drain may take */
-    ep_loop_timer *sweep_timer; /* links to neighbours that are not needed */
+    ep_loop_timer *drain_timer; /* ends a drain that takes too long */
+    ep_loop_timer *sweep_timer; /* closes links to neighbours that are not needed */
     ep_pool_watch pool_watch;
     ep_tls_watch tls_watch;
-    ep_loop_timer *leave_timer; /* while draining: looks whether the last replies are out */
+    ep_loop_timer *leave_timer; /* while draining: checks whether the last replies are out */
 };
 
-/* What the node calls its state: "leaving" while it serves and waits to be emptied. Any thread. */
+/* Name of the node's state; "leaving" while it serves and an operator drains it. Any thread. */
 const char *ep_node_state_text(const ep_node *node);
 /* node.c: what SIGHUP does. Loop thread. Errors: as ep_reload_run. */
 ep_err ep_node_reload(void *arg, ep_reload_report *out_report, ep_error *out_error);
-/* node_admin.c: the orders of operators. Loop thread. */
+/* node_admin.c: orders of operators. Loop thread. */
 ep_err ep_node_drain_order(void *arg, const char *name, bool undo, ep_admin_drain *out_drain,
                            ep_error *out_error);
 
-/* What the coordinator's policy says for all nodes. Loop thread. */
+/* Applies the coordinator's policy for all nodes. Loop thread. */
 void ep_node_on_policy(void *arg, const Expertd__V1__NodePolicy *policy);
 bool ep_node_overrides(void *arg, const char *key, ep_admin_override *out_override);
 

@@ -109,7 +109,7 @@ static bool fill_devices(const ep_node *node, Expertd__V1__NodeStatusReply *repl
     return true;
 }
 
-/* How near the node is to its limits. */
+/* Fills in how near the node is to its limits. */
 static void fill_load(ep_node *node, Expertd__V1__NodeStatusReply *reply)
 {
     ep_admission_stats admission;
@@ -199,7 +199,8 @@ void ep_node_hello_fill(void *arg, Expertd__V1__Hello *hello)
 {
     const ep_node *node = arg;
     if (ep_node_models_describe(&node->models, &hello->models, &hello->n_models) != EP_OK) {
-        hello->models = NULL; /* a Hello without models: the peer asks Describe later */
+        /* without memory the Hello has no models; the peer may ask Describe later */
+        hello->models = NULL;
         hello->n_models = 0;
     }
     ep_node_models_infos_hide_digests(hello->models, hello->n_models);

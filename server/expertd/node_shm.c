@@ -12,7 +12,7 @@
 
 #include "base/log.h"
 
-/* "1,2,3" */
+/* Parses a list such as "1,2,3". */
 static ep_err load_ids(const ep_options *options, const char *key, uint32_t out_ids[EP_SHM_IDS_MAX],
                        size_t *out_count, ep_error *out_error)
 {
@@ -71,8 +71,7 @@ ep_err ep_node_shm_config_load(const ep_options *options, ep_node_shm_config *ou
     return err;
 }
 
-/* A directory of our own that nobody else can enter: for processes that no service manager gave
- * one. */
+/* Makes a directory that only this user can enter, if the service manager gave none. */
 static ep_err make_private(const char *dir, ep_error *out_error)
 {
     struct stat st;
@@ -96,7 +95,7 @@ static ep_err find_dir(const ep_node_shm_config *config, char *out_dir, size_t b
         return EP_OK;
     }
     if (given != NULL && given[0] == '/') {
-        /* the first of several */
+        /* the first of several directories */
         snprintf(out_dir, bytes, "%.*s", (int)strcspn(given, ":"), given);
         return EP_OK;
     }
@@ -112,7 +111,7 @@ static ep_err listen_in(const ep_node_shm_config *config, const char *dir, const
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "the name of the socket in %.100s is too long", dir);
     }
-    /* node names may hold anything */
+    /* node names may hold characters that are not fit for a file name */
     for (char *c = out_url + strlen("shm://") + strlen(dir) + 1; *c != 0; c++) {
         if (!isalnum((unsigned char)*c) && strchr("._-", *c) == NULL) {
             *c = '_';

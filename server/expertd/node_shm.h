@@ -14,9 +14,9 @@ typedef enum ep_node_shm_mode {
 
 typedef struct ep_node_shm_config {
     ep_node_shm_mode mode;
-    /* callers prove themselves by nothing else: shared memory has none, so auto is off */
+    /* callers must show certificates, which shared memory cannot do: auto means off */
     bool only_certificates;
-    const char *dir; /* borrowed; "" the default */
+    const char *dir; /* borrowed; "": the default */
     size_t ring_bytes;
     size_t total_bytes;
     size_t uids_count;
@@ -69,8 +69,8 @@ ep_err ep_node_shm_config_load(const ep_options *options, ep_node_shm_config *ou
                                ep_error *out_error);
 
 /*
- * Listens beside the other addresses, for the same roles; Hello then offers it. With auto a failure
- * is a line in the log. Errors: with on, as ep_rpc_server_listen.
+ * Adds a shared-memory listener with the roles of the other addresses; Hello then offers it. In
+ * mode auto a failure is only logged. Errors: in mode on those of ep_rpc_server_listen.
  */
 ep_err ep_node_shm_listen(const ep_node_shm_config *config, const char *node_name,
                           ep_rpc_server *server, ep_error *out_error);

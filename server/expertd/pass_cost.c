@@ -7,10 +7,10 @@
 
 #define JOBS_MIN 64
 #define JOBS_KEPT 4096
-/* Jobs of nearly one size say nothing about another: what is known stays. */
-#define SPREAD_MIN 0.25 /* standard deviation of their rows, against the mean */
-/* Standard errors of a slope that is believed. Each job is another chance to be wrong: 3 would be
- * reached by noise within some thousand. */
+/* Jobs of nearly one size say nothing about other sizes, so pass_rows stays as it is. */
+#define SPREAD_MIN 0.25 /* least standard deviation of the rows, relative to their mean */
+/* A slope counts when it is above so many of its standard errors. It is tested with every job:
+ * noise would reach 3 within some thousand. */
 #define ERRORS_MIN 5
 #define USUAL_MAX 8
 
@@ -19,7 +19,7 @@ void ep_pass_cost_init(ep_pass_cost *cost)
     *cost = (ep_pass_cost){.pass_rows = EP_BATCH_WEIGHT_ROWS};
 }
 
-/* time = pass + row * rows: how many rows the pass is worth, where the slope is no chance. */
+/* Solves time = pass + row * rows for pass / row, if the slope is significant. */
 static void solve(ep_pass_cost *cost)
 {
     const double mean = cost->rows / cost->count, mean_time = cost->time / cost->count;
@@ -41,7 +41,8 @@ static void solve(ep_pass_cost *cost)
                                                 : (uint32_t)(rows + 0.5);
 }
 
-/* At most so many times what is usual for its rows: a job that was held up would outweigh all. */
+/* Caps a time at USUAL_MAX times the usual, or one job that was held up would outweigh all
+ * others. */
 static double bounded(const ep_pass_cost *cost, uint32_t rows, double time)
 {
     const double pass = cost->pass_rows;

@@ -12,10 +12,10 @@
 #include "base/host.h"
 #include "transport/address.h"
 
-/* a link that is not connected goes after so long without use */
+/* a link that is not connected is dropped after so long without use */
 #define AWAY_NS (60 * EP_NS_PER_S)
-/* A neighbour that stands still is lost after 400 ms, and our callers ask a copy: they hear only
- * from us, who live, and so cannot tell. */
+/* A neighbour that stands still counts as lost after 400 ms, so that callers ask a copy. They
+ * cannot notice it themselves: they are connected only to this node, which is alive. */
 #define PING_MS 100
 
 typedef enum link_state { LINK_CONNECTING, LINK_READY, LINK_BROKEN } link_state;
@@ -27,7 +27,7 @@ struct ep_relay_link {
     char url[EP_URL_BYTES];
     bool prefill;
     ep_rpc_channel *channel;
-    uint32_t uses;    /* the relay's lock: parts that hold it */
+    uint32_t uses;    /* parts that hold it; under the relay's lock */
     uint64_t used_ns; /* the relay's lock */
     /* under the lock below */
     pthread_mutex_t lock;
@@ -85,13 +85,14 @@ void ep_relay_release(ep_relay_part *part)
     }
 }
 
-/* What a caller can do about it: ask the neighbour itself, or another copy. */
+/* Errors between this node and its neighbour become UNAVAILABLE, so that the caller asks
+ * elsewhere. */
 static ep_err code_for_caller(ep_err code)
 {
     switch (code) {
     case EP_ERR_CANCELLED:
     case EP_ERR_CLOSED:
-    case EP_ERR_DRAINING: /* it is not this node that drains */
+    case EP_ERR_DRAINING: /* the neighbour drains, not this node */
     case EP_ERR_CONNECTION_LOST:
     case EP_ERR_UNAUTHENTICATED:
     case EP_ERR_PERMISSION_DENIED:
@@ -277,7 +278,7 @@ static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state st
     }
 }
 
-/* Who cancels is at work on the parts itself, so they end here. */
+/* Ends cancelled parts on the timer's thread, as the canceller still uses the parts. */
 static void end_abandoned(ep_timer *timer, void *arg)
 {
     ep_relay_link *link = arg;
@@ -295,7 +296,7 @@ static void end_abandoned(ep_timer *timer, void *arg)
     }
 }
 
-/* True: the part waited for a connection, and ends without one. */
+/* Takes a part out of those that wait for a connection. False: it did not wait, or no timer. */
 static bool abandon(ep_relay_part *part)
 {
     ep_relay_link *link = part->link;
@@ -305,7 +306,7 @@ static bool abandon(ep_relay_part *part)
     while (*at != NULL && *at != part) {
         at = &(*at)->next;
     }
-    /* Not armed twice: it is armed as long as the list is not empty. */
+    /* The timer is armed exactly while the list is not empty, so it is never armed twice. */
     if (*at == part &&
         (link->abandoned != NULL ||
          ep_timer_arm(link->relay->common.timers, &link->timer, ep_clock_now_ns()) == EP_OK)) {
@@ -329,8 +330,7 @@ static bool shows_token(const ep_relay *relay)
     return has_token;
 }
 
-/* Relay's lock held. Errors: NO_MEMORY, INVALID_ARGUMENT (no lane for the URL), PERMISSION_DENIED
- * (ep_address_for_dial). */
+/* Relay's lock held. Errors: UNAVAILABLE (no memory); of dial and channel. */
 static ep_err make_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool prefill,
                         ep_error *out_error)
 {
@@ -370,7 +370,7 @@ static ep_err make_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool 
     return EP_OK;
 }
 
-/* The link with one more use. Errors: UNAVAILABLE. */
+/* Finds or makes the link to a neighbour and counts one more use. Errors: UNAVAILABLE. */
 static ep_err take_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool prefill,
                         ep_relay_link **out_link, ep_error *out_error)
 {
@@ -439,7 +439,8 @@ void ep_relay_cancel(ep_relay_part *part)
 
 static void destroy_link(ep_relay_link *link)
 {
-    ep_rpc_channel_destroy(link->channel); /* waits for callbacks, which may hold the last uses */
+    /* waits for callbacks, which may release the last uses */
+    ep_rpc_channel_destroy(link->channel);
     ep_timer_cancel_wait(link->relay->common.timers, &link->timer);
     EP_ASSERT(link->uses == 0 && link->waiting == NULL);
     pthread_mutex_destroy(&link->lock);

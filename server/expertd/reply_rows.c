@@ -41,7 +41,7 @@ ep_err ep_reply_rows_acquire(ep_reply_rows *rows, ep_buffer_pool *pool)
         return err;
     }
     rows->rows = rows->beside_bytes > 0 ? rows->beside->data : rows->reply->data;
-    if (rows->is_quantised) { /* between codes and scales */
+    if (rows->is_quantised) { /* zeroes the gap between codes and scales */
         size_t end = rows->count * rows->layout.row_bytes;
         memset(rows->reply->data + end, 0, rows->layout.scales_offset - end);
     }

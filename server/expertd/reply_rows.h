@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where a request's rows are written and what becomes of them: straight into the reply, or beside
- * it: to be summed into it at the end with node_sum, to be quantised into it as they are finished
- * with reply_quant, or both (the sums are quantised).
+ * Memory for a request's rows and the way from there into the reply. Rows are written straight into
+ * the reply or into a second buffer. From there they are summed at the end (node_sum), quantised as
+ * they are finished (reply_quant), or both: then the sums are quantised.
  *
- * Threads  plan, acquire, finish and release by one thread each, in this order; rows are written by
- * any in between, and each is told to be done once.
+ * Threads  plan, acquire, finish and release one after the other, in this order. In between any
+ * thread may write rows and call done, once per row.
  */
 #ifndef EP_EXPERTD_REPLY_ROWS_H
 #define EP_EXPERTD_REPLY_ROWS_H
@@ -20,7 +20,7 @@ typedef struct ep_reply_rows {
     size_t row_bytes; /* of a computed row */
     uint32_t count;   /* rows of the reply */
     bool is_quantised;
-    size_t beside_bytes;   /* what is needed beside the reply, as it begins in there: */
+    size_t beside_bytes;   /* size of the second buffer; the offsets of its parts: */
     size_t begins_offset;  /* node_sum: [rows + 1] u32 */
     size_t order_offset;   /* [slots] u32 */
     size_t scratch_offset; /* [2 * H] f32 */
@@ -34,9 +34,9 @@ typedef struct ep_reply_rows {
 void ep_reply_rows_plan(const ep_forward_view *view, ep_reply_rows *out_rows);
 /* Errors: RESOURCE_EXHAUSTED, NO_MEMORY; nothing is held then. */
 ep_err ep_reply_rows_acquire(ep_reply_rows *rows, ep_buffer_pool *pool);
-/* These rows are there; out of each is its place in rows->rows. */
+/* Rows are finished; each one's out is its place in rows->rows. */
 void ep_reply_rows_done(const ep_reply_rows *rows, const ep_job_row *done, uint32_t done_count);
-/* With node_sum: every row is there; makes the reply of them. */
+/* With node_sum, once every row is finished: makes the reply of them. */
 void ep_reply_rows_finish(const ep_reply_rows *rows);
 void ep_reply_rows_release(ep_reply_rows *rows);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Grouping slots by expert: the common case is a look, the other a counting sort. */
+/* Groups slots by expert: one pass shows whether they are sorted; else a counting sort follows. */
 #include "expertd/slot_groups.h"
 
 #include <string.h>

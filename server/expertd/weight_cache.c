@@ -22,8 +22,9 @@
 #include "wire/frame.h"
 
 #define CACHE_MAGIC 0x31304b4341505045ull /* "EPPACK01", little endian */
-#define PIECE_BYTES ((size_t)1 << 20)     /* still in cache when its sum is taken */
-/* names that files have while they are written begin so */
+/* small enough to be in the processor's cache when its sum is taken */
+#define PIECE_BYTES ((size_t)1 << 20)
+/* prefix of names of files being written */
 #define TEMPORARY ".tmp-"
 #define NAME_HEX 16
 #define PACKED_ANEW "experts are packed anew at each start"
@@ -42,7 +43,7 @@ typedef struct cache_head {
     uint32_t body_crc;
     uint32_t head_bytes;
     uint8_t head[EP_PACKED_HEAD_BYTES];
-    uint32_t crc; /* of all before */
+    uint32_t crc; /* of all fields before */
     uint32_t zero;
 } cache_head;
 
@@ -55,9 +56,9 @@ struct ep_weight_cache {
     uint64_t bytes_max;
     ep_backend *backend;
     const char *layout;
-    /* one at a time looks for files that can go; never taken with the other one held */
+    /* one thread at a time looks for files to remove; never taken while lock is held */
     pthread_mutex_t tidy;
-    /* everything below; nothing of the disk is done under it: reads need it too */
+    /* protects everything below. Not held during disk I/O, because reads take it too */
     pthread_mutex_t lock;
     bool is_full; /* nothing more is written in this run */
     /* files that are damaged and cannot be removed, by the hash of their name: neither read nor
@@ -79,8 +80,7 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
     return hash;
 }
 
-/* Of all of a key but layer and expert: files of one model share it. The whole key stands in the
- * file. */
+/* Hash of a key without layer and expert, the same for all files of a model. */
 static uint64_t hash_key(const ep_weight_cache *cache, const ep_weight_cache_key *key)
 {
     uint64_t hash = hash_bytes(HASH_BEGIN, cache->layout, strlen(cache->layout) + 1);
@@ -105,8 +105,9 @@ static bool is_ours(const char *name)
 /* ---- the directory ---- */
 
 /*
- * A file under its temporary name is locked by who writes it; the system lets go of the lock of a
- * process that died. Network file systems lock only what is open for writing.
+ * Removes a temporary file that no process is writing any more. The writer holds a lock on it,
+ * which the system drops when the process dies. Network file systems lock only files open for
+ * writing.
  */
 static void remove_if_left(const ep_weight_cache *cache, const char *name)
 {
@@ -119,7 +120,7 @@ static void remove_if_left(const ep_weight_cache *cache, const char *name)
     }
 }
 
-/* Counts our files and removes what processes that died were writing. */
+/* Counts the cache's files and removes unfinished ones of dead processes. */
 static uint64_t count_files(ep_weight_cache *cache)
 {
     uint64_t bytes = 0;
@@ -147,7 +148,7 @@ static uint64_t count_files(ep_weight_cache *cache)
     return bytes;
 }
 
-/* The file longest unwritten that is not of the present model; false: there is none. */
+/* The file with the oldest write that is not of the present model; false: there is none. */
 static bool find_oldest(const ep_weight_cache *cache, uint64_t present_key,
                         char out_name[NAME_MAX + 1], uint64_t *out_bytes)
 {
@@ -196,7 +197,7 @@ static void count_dropped(ep_weight_cache *cache, uint64_t bytes)
     pthread_mutex_unlock(&cache->lock);
 }
 
-/* Nothing more is written in this run; why is said once. */
+/* Stops writing for this run; the reason is logged once. */
 static void give_up(ep_weight_cache *cache, const char *what)
 {
     pthread_mutex_lock(&cache->lock);
@@ -209,7 +210,7 @@ static void give_up(ep_weight_cache *cache, const char *what)
     }
 }
 
-/* No lock held. Files of other models go, the oldest first. */
+/* No lock held. Removes files of other models, the oldest first. */
 static bool make_room(ep_weight_cache *cache, uint64_t present, uint64_t bytes)
 {
     char name[NAME_MAX + 1], what[128];
@@ -233,7 +234,7 @@ static bool make_room(ep_weight_cache *cache, uint64_t present, uint64_t bytes)
     return has_room;
 }
 
-/* Packed experts are believed, so whoever may write them decides about results. */
+/* Packed experts are trusted, so whoever may write them decides what they compute. */
 static bool others_may_write(const struct stat *status)
 {
     return (status->st_uid != geteuid() && status->st_uid != 0) ||
@@ -267,7 +268,7 @@ void ep_weight_cache_check_dir(const char *dir)
         if (errno != ENOENT) {
             warn_unusable(dir, "cannot be used", PACKED_ANEW);
         } else if (access(dirname(parent), W_OK | X_OK) != 0) {
-            /* it alone is made: no directory above it */
+            /* only dir itself is made, no directory above it */
             warn_unusable(dir, "cannot be made", PACKED_ANEW);
         }
     } else if (!S_ISDIR(status.st_mode)) {
@@ -365,8 +366,8 @@ static uint64_t hash_name(const char *name)
     return hash_bytes(HASH_BEGIN, name, strlen(name));
 }
 
-/* Neither read nor written again in this run: it would cost that and a line of the log each time
- * the expert is needed. */
+/* Bars a file from being read or written again in this run. Otherwise each need of the expert would
+ * cost that and a line in the log. */
 static void bar_file(ep_weight_cache *cache, const char *name)
 {
     pthread_mutex_lock(&cache->lock);
@@ -438,7 +439,8 @@ bool ep_weight_cache_find(ep_weight_cache *cache, const ep_weight_cache_key *key
     cache_head head, wanted;
     make_name(cache, key, out_file->name, sizeof(out_file->name));
     const int fd =
-        is_barred(cache, out_file->name) /* without O_NONBLOCK a pipe would keep us for ever */
+        /* without O_NONBLOCK opening a pipe would block for ever */
+        is_barred(cache, out_file->name)
             ? -1
             : openat(cache->dir_fd, out_file->name, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) {
@@ -526,8 +528,8 @@ static bool write_all(int fd, const void *data, size_t bytes, off_t at)
 }
 
 /*
- * A new file that is ours until it is closed; -1: errno says why not. Process numbers would not
- * tell writers apart: in containers they are all alike.
+ * Creates and locks a temporary file; -1: see errno. Its name is random, because process ids do not
+ * tell writers apart: in containers they may be equal.
  */
 static int create_temporary(const ep_weight_cache *cache, char *out_name, size_t name_bytes)
 {
@@ -539,15 +541,16 @@ static int create_temporary(const ep_weight_cache *cache, char *out_name, size_t
         if (fd < 0) {
             return -1;
         }
-        (void)flock(fd, LOCK_EX); /* where there are no locks nobody removes it either */
+        /* may fail where there are no locks; there no process removes it either */
+        (void)flock(fd, LOCK_EX);
         if (fstat(fd, &st) != 0 || st.st_nlink != 0) {
             return fd;
         }
-        close(fd); /* somebody took it for a dead one's before it was locked */
+        close(fd); /* another process removed it as left over before it was locked */
     }
 }
 
-/* Synced before it gets its name: after a power loss a name never stands for a hole. */
+/* Syncs before the rename, so that after a power loss no final name stands for a hole. */
 static bool write_file(ep_weight_cache *cache, const char *name, const cache_head *head,
                        const ep_packed_view *view)
 {
@@ -565,7 +568,7 @@ static bool write_file(ep_weight_cache *cache, const char *name, const cache_hea
     if (!is_named) {
         (void)unlinkat(cache->dir_fd, temporary, 0);
     }
-    close(fd); /* only now: it is locked as long as it has that name */
+    close(fd); /* closed only now, since the lock protects the temporary name */
     errno = why;
     return is_named;
 }

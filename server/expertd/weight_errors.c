@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What weight_quant costs: kept for each layer, said once for each model. */
+/* The error that weight_quant makes: kept for each layer, logged once for each model. */
 #include <stdio.h>
 
 #include "base/log.h"
@@ -37,8 +37,8 @@ void ep_weight_errors_judge(ep_weight_store *store, const ep_resident *resident)
     }
 }
 
-/* Only the loader's thread writes what this reads. The layers of one model, from *io_slot on, in
- * one line; after the last of them. */
+/* Logs one line for a model, whose layers begin at *io_slot; leaves *io_slot behind the last of
+ * them. Needs no lock, as only the loader's thread writes what this reads. */
 static void say_model(ep_weight_store *store, uint32_t *io_slot)
 {
     const layer_entry *layers = store->layers;

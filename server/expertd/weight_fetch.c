@@ -22,13 +22,13 @@
 
 #define CALL_NS (10 * EP_NS_PER_S)
 #define DIAL_NS (3 * EP_NS_PER_S)
-/* one piece, while models are opened, or while a source is busy */
+/* time for one piece, while models are opened or a source is busy */
 #define FETCH_NS (20 * EP_NS_PER_S)
-/* from a node, a coordinator or storage that could not be reached to the next try */
+/* pause after a node, coordinator or storage could not be reached */
 #define AGAIN_NS (5 * EP_NS_PER_S)
-#define LIST_NS (10 * EP_NS_PER_S) /* of one node: all of its list */
-#define FIND_NS (60 * EP_NS_PER_S) /* a model, at the first start */
-#define ROUND_NS (EP_NS_PER_S / 5) /* from a round without success to the next */
+#define LIST_NS (10 * EP_NS_PER_S) /* time for the whole list of one node */
+#define FIND_NS (60 * EP_NS_PER_S) /* time to find a model at the first start */
+#define ROUND_NS (EP_NS_PER_S / 5) /* pause after a round without success */
 #define PROGRESS_NS (10 * EP_NS_PER_S)
 #define EXTEND_US 30000000ull
 
@@ -36,9 +36,9 @@ typedef struct source {
     char name[EP_NODE_NAME_BYTES];
     char url[EP_URL_BYTES];
     ep_rpc_channel *channel; /* NULL: none is open */
-    uint64_t ask_ns;         /* not before, once all models are open */
-    bool is_passed;          /* in this round */
-    bool was_said;           /* why it is passed over, since it gave something */
+    uint64_t ask_ns;         /* not asked before this, once all models are open */
+    bool is_passed;          /* passed over in this round */
+    bool was_said;           /* the reason has been logged since it last gave bytes */
     bool is_gone;            /* the coordinator no longer names it */
     struct source *next;
 } source;
@@ -49,9 +49,9 @@ typedef struct mirrored_model {
     const char *name;
     char version[EP_MIRROR_VERSION_BYTES];
     ep_checkpoint *storage;  /* NULL: there is none, or it could not be opened */
-    ep_error storage_why;    /* why not */
+    ep_error storage_why;    /* why it could not be opened */
     uint64_t storage_ask_ns; /* not opened again before */
-    bool storage_was_said;   /* as of a source */
+    bool storage_was_said;   /* as source.was_said */
     struct mirrored_model *next;
 } mirrored_model;
 
@@ -59,11 +59,11 @@ struct ep_weight_fetch {
     ep_weight_fetch_config config;
     ep_rpc_channel *coordinator;
     mirrored_model *models;
-    pthread_mutex_t one; /* one fetch at a time; before lock. What follows is its: */
+    pthread_mutex_t one; /* one fetch at a time; taken before lock. Protects what follows: */
     source *sources;
-    source *last;    /* that gave something; NULL none */
+    source *last;    /* that gave bytes; NULL: none yet */
     bool is_opened;  /* all models are */
-    uint64_t ask_ns; /* the coordinator, not before */
+    uint64_t ask_ns; /* the coordinator is not asked before this */
     uint64_t progress_ns;
     uint64_t progress_bytes;
     uint64_t got_bytes;     /* from nodes and storage */
@@ -71,7 +71,7 @@ struct ep_weight_fetch {
     pthread_mutex_t lock;   /* everything below */
     pthread_cond_t stopped;
     bool stop;
-    ep_rpc_channel *reading; /* the channel and id of the call that runs; 0 none */
+    ep_rpc_channel *reading; /* channel and id of the running call; NULL: none */
     ep_rpc_call_id reading_id;
 };
 
@@ -103,7 +103,7 @@ static ep_err ends(ep_error *out_error)
     return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "the node ends");
 }
 
-/* ---- who there is ---- */
+/* ---- sources ---- */
 
 static void hang_up(source *s)
 {
@@ -137,7 +137,7 @@ static ep_err take_entry(ep_weight_fetch *fetch, const Expertd__V1__NodeEntry *e
     return EP_OK;
 }
 
-/* Begins a round with the nodes that the coordinator names. Without an answer with those of
+/* Begins a round with the nodes that the coordinator names; without an answer, with the nodes known
  * before. */
 static ep_err begin_round(ep_weight_fetch *fetch, ep_error *out_error)
 {
@@ -173,7 +173,7 @@ static ep_err begin_round(ep_weight_fetch *fetch, ep_error *out_error)
     return err;
 }
 
-/* waits: there is nothing else to ask. */
+/* waits: dials even if a try has failed a moment ago, because there is no other source. */
 static ep_err dial(ep_weight_fetch *fetch, source *s, bool waits, ep_error *out_error)
 {
     ep_lane_address address;
@@ -198,7 +198,7 @@ static ep_err dial(ep_weight_fetch *fetch, source *s, bool waits, ep_error *out_
     return err;
 }
 
-/* Every failure has one line, until the node gives something again. */
+/* Passes over a source. The reason is logged once, until the node gives bytes again. */
 static void pass_over(source *s, const mirrored_model *model, const char *file,
                       const ep_error *error)
 {
@@ -209,7 +209,7 @@ static void pass_over(source *s, const mirrored_model *model, const char *file,
     if (error->code == EP_ERR_DEADLINE_EXCEEDED) {
         s->ask_ns = ep_clock_now_ns() + AGAIN_NS;
     }
-    if (!s->was_said && error->code != EP_ERR_RESOURCE_EXHAUSTED) { /* it is busy */
+    if (!s->was_said && error->code != EP_ERR_RESOURCE_EXHAUSTED) { /* RESOURCE_EXHAUSTED: busy */
         s->was_said = true;
         ep_log(EP_LOG_WARN, "weights-source", EP_KV(model, model->name),
                EP_KV(version, model->version), EP_KV(file, file), EP_KV(node, s->name),
@@ -218,7 +218,7 @@ static void pass_over(source *s, const mirrored_model *model, const char *file,
     }
 }
 
-/* A start waits for a node, where nothing else has the files. */
+/* A start waits for nodes when nothing else has the files. */
 static bool waits_for_nodes(const mirrored_model *model)
 {
     return !model->fetch->is_opened && model->storage == NULL;
@@ -264,7 +264,7 @@ static void await_end(piece_call *call)
     pthread_mutex_unlock(&call->lock);
 }
 
-/* So that stop can cancel it. False: stopped. */
+/* Registers the running call so that stop can cancel it. False: stopped. */
 static bool set_reading(ep_weight_fetch *fetch, ep_rpc_channel *channel, ep_rpc_call_id id)
 {
     pthread_mutex_lock(&fetch->lock);
@@ -316,7 +316,7 @@ static ep_err read_from(ep_weight_fetch *fetch, source *s, const mirrored_model 
 
 /* ---- a piece ---- */
 
-/* s: NULL: from storage. */
+/* Counts bytes and logs progress. s NULL: from storage. */
 static void tell_progress(ep_weight_fetch *fetch, const source *s, const mirrored_model *model,
                           size_t bytes)
 {
@@ -325,7 +325,7 @@ static void tell_progress(ep_weight_fetch *fetch, const source *s, const mirrore
     if (fetch->progress_ns != 0 && passed_ns < PROGRESS_NS) {
         return;
     }
-    ep_sd_notify_extend_timeout(EXTEND_US); /* the start may take that long */
+    ep_sd_notify_extend_timeout(EXTEND_US); /* the start of the service may take that long */
     const uint64_t rate = fetch->progress_ns == 0
                               ? 0
                               : (uint64_t)((double)(fetch->got_bytes - fetch->progress_bytes) /
@@ -347,8 +347,8 @@ static void count(ep_weight_fetch *fetch, source *s, const mirrored_model *model
 }
 
 /*
- * The one that gave last, else the first that is not passed over; NULL: the round is over. Each
- * node begins elsewhere among them, by its name: else all would ask the coordinator's first.
+ * The source that gave bytes last, else the next one not passed over; NULL: the round is over. Each
+ * node begins at another source, by a hash of its name; otherwise all would ask the first one.
  */
 static source *next_source(ep_weight_fetch *fetch)
 {
@@ -372,9 +372,9 @@ static source *next_source(ep_weight_fetch *fetch)
 }
 
 /*
- * Whether the sources are asked once more, after all failed. A start waits for one; one that is
- * busy is waited for. Else a load fails after those that the coordinator names now, for other loads
- * wait behind it. False: out_error is set.
+ * Whether to ask the sources once more after all failed. A start waits for a source, and a busy
+ * source is waited for. Otherwise a load fails once the nodes that the coordinator names now were
+ * asked, because other loads wait behind it. False: out_why is set.
  */
 static bool goes_round(ep_weight_fetch *fetch, const mirrored_model *model, bool is_busy,
                        uint64_t deadline_ns, bool *io_has_asked, ep_error *out_why)
@@ -448,7 +448,7 @@ static void storage_fails(mirrored_model *model, const char *file, const ep_erro
     }
 }
 
-/* Other reads wait behind this, so that what failed is not tried at once again. */
+/* Does not try again soon after a failure, because other reads wait behind this one. */
 static ep_err open_storage(mirrored_model *model, ep_error *out_error)
 {
     const char *path = model->config->storage_path;
@@ -484,7 +484,7 @@ static ep_err read_storage(mirrored_model *model, const char *file, uint64_t off
     ep_err err = model->storage == NULL ? open_storage(model, out_error) : EP_OK;
     if (err != EP_OK) {
         storage_fails(model, file, out_error);
-        /* no other code: NOT_FOUND would be the file's */
+        /* UNAVAILABLE whatever the code was: NOT_FOUND would mean the file */
         return ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%s", model->storage_why.text);
     }
     const size_t count = ep_checkpoint_files_count(model->storage);
@@ -506,7 +506,7 @@ static ep_err read_storage(mirrored_model *model, const char *file, uint64_t off
     return EP_OK;
 }
 
-/* From nodes and storage, where there are both, the second after the first has failed. */
+/* Reads a piece from nodes or storage; where there are both, from the second if the first fails. */
 static ep_err on_fetch(void *arg, const char *file, uint64_t offset, void *out, size_t bytes,
                        ep_error *out_error)
 {
@@ -535,10 +535,10 @@ typedef struct found_model {
     char node[EP_NODE_NAME_BYTES];
     ep_mirror_entry *entries;
     size_t count;
-    size_t said; /* by the node */
+    size_t said; /* as the node says */
 } found_model;
 
-/* One reply's files. Names and sizes are judged by ep_mirror_create. */
+/* Takes over the files of one reply. ep_mirror_create checks names and sizes. */
 static ep_err take_files(const Expertd__V1__WeightListReply *reply, found_model *found,
                          ep_error *out_error)
 {
@@ -607,7 +607,7 @@ static ep_err list_from(ep_weight_fetch *fetch, source *s, const char *model, co
     return err;
 }
 
-/* Asks every node: where they differ, nobody here can say which is meant. */
+/* Asks every node for its version. If they differ, this node cannot know which one is meant. */
 static ep_err list_round(ep_weight_fetch *fetch, const mirrored_model *model, uint64_t deadline_ns,
                          found_model *out_found, ep_error *out_error)
 {
@@ -725,9 +725,9 @@ static ep_err make_mirror(ep_weight_fetch *fetch, const mirrored_model *model, c
 /* ---- life ---- */
 
 /*
- * A directory that is a mirror may hold all that is needed: then storage that is away is left out.
- * It is needed to make one, and may not have another version than configured, where there are no
- * nodes.
+ * Opens storage for a start. An existing mirror may hold all that is needed, so then missing
+ * storage is no error. Without nodes it is one when a mirror is to be made, or when storage has
+ * another version than configured.
  */
 static ep_err try_storage(mirrored_model *model, bool is_new, ep_error *out_error)
 {
@@ -743,7 +743,7 @@ static ep_err try_storage(mirrored_model *model, bool is_new, ep_error *out_erro
     return EP_OK;
 }
 
-/* All that is known of the model has one version. */
+/* Errors: mirror, storage and configuration differ in the model's version. */
 static ep_err check_version(const mirrored_model *model, const ep_mirror *mirror,
                             ep_error *out_error)
 {
@@ -845,7 +845,8 @@ void ep_weight_fetch_stop(ep_weight_fetch *fetch)
     pthread_mutex_lock(&fetch->lock);
     fetch->stop = true;
     pthread_cond_broadcast(&fetch->stopped);
-    if (fetch->reading != NULL) { /* its thread takes the lock before it lets the channel go */
+    /* the channel lives: its thread takes the lock before it releases it */
+    if (fetch->reading != NULL) {
         ep_rpc_call_cancel(fetch->reading, fetch->reading_id);
     }
     pthread_mutex_unlock(&fetch->lock);

@@ -8,9 +8,10 @@
 #include "base/random.h"
 #include "kernels/expert_ffn.h"
 
-/* A whole group of down's columns: their codes are those of the whole expert, of q4_k but for how
- * parts are rounded. With more rows the error of one that is small counts less. 13 ms of a core of
- * Zen 4 at 2048 x 768, where quantising takes 11 to 29, of q4_k half as much again. */
+/* The units are a whole quantisation group of down's columns, so that their codes are those of the
+ * whole expert (q4_k may round parts differently). More rows lower the weight of a small row's
+ * error. At 2048 x 768 this takes 13 ms of a Zen 4 core, quantising 11 to 29, q4_k half as much
+ * again. */
 #define UNITS EP_MX_GROUP
 #define ROWS 8
 #define SEED 17
@@ -29,7 +30,7 @@ static const void *behind(const void *base, size_t bytes)
     return base == NULL ? NULL : (const uint8_t *)base + bytes;
 }
 
-/* The expert as if it had only its first inner units. down: room for these columns. */
+/* The expert reduced to its first inner units. down: room for these columns. */
 static ep_expert_source cut(const ep_expert_source *whole, uint32_t inner, uint8_t *down)
 {
     const size_t element = ep_dtype_bytes(ep_weight_format_dtype(ep_expert_down_format(whole)));
@@ -45,7 +46,7 @@ static ep_expert_source cut(const ep_expert_source *whole, uint32_t inner, uint8
     return part;
 }
 
-/* codes: room for all. Its error in *io_worst, when that is greater. */
+/* codes: room for all. Raises *io_worst to the error of this matrix. */
 static ep_err quantize_matrix(const ep_weight_quant *quant, ep_weight_format format,
                               const void *values, uint32_t rows, uint32_t columns, uint8_t *codes,
                               uint8_t **out_scales, double *io_worst)
@@ -93,7 +94,7 @@ static ep_err quantize(const ep_weight_quant *quant, const ep_expert_source *fil
     return err;
 }
 
-/* floats: room for ROWS inputs, twice as many outputs, and the scratch of the reference. */
+/* floats: room for ROWS inputs, twice as many outputs, and scratch of the reference. */
 static double compare(const ep_expert_source *filed, const ep_expert_source *made, float *floats)
 {
     const size_t count = (size_t)ROWS * filed->hidden;

@@ -14,7 +14,7 @@
 #include "expert.pb-c.h"
 #include "wire/frame.h"
 
-#define LIST_FILES_MAX 128 /* of one reply: its header stays far below header_bytes_max */
+#define LIST_FILES_MAX 128 /* in one reply, so that its header stays far below header_bytes_max */
 
 typedef struct waiting_read {
     const Expertd__V1__WeightReadRequest *request; /* the call's */
@@ -45,7 +45,7 @@ static void fail(ep_rpc_call *call, const ep_error *error)
 
 /* ---- what is asked for ---- */
 
-/* Where a client's token is good for nodes, role node proves nothing. */
+/* Refuses every call where nodes may show a client's token: there the role proves nothing. */
 static ep_err find_model(const ep_weight_serve *serve, const char *name, const char *version,
                          ep_node_model **out_model, ep_error *out_error)
 {
@@ -58,7 +58,7 @@ static ep_err find_model(const ep_weight_serve *serve, const char *name, const c
     return ep_node_models_find_files(serve->config.models, name, version, out_model, out_error);
 }
 
-/* Names are compared, never opened. */
+/* Compares the name with those of the model's files; never opens a path from a peer. */
 static ep_err find_file(const ep_node_model *model, const Expertd__V1__WeightReadRequest *request,
                         size_t *out_file, ep_error *out_error)
 {
@@ -146,7 +146,7 @@ static void *serve_main(void *arg)
         }
         const waiting_read read = serve->queue[serve->first];
         const uint64_t now_ns = ep_clock_now_ns(), rate = serve->config.bytes_per_s;
-        const uint64_t bytes = read.request->bytes; /* the request ends with its call */
+        const uint64_t bytes = read.request->bytes; /* copied, as the request ends with its call */
         serve->first = (serve->first + 1) % EP_WEIGHT_READS_MAX;
         serve->count--;
         pthread_mutex_unlock(&serve->lock);
@@ -262,7 +262,7 @@ void ep_weight_serve_stop(ep_weight_serve *serve)
         pthread_join(serve->thread, NULL);
         serve->runs = false;
     }
-    for (; serve->count > 0; serve->count--) { /* nobody adds to it any more */
+    for (; serve->count > 0; serve->count--) { /* nothing is added any more */
         ep_error error;
         ep_error_set(&error, EP_ERR_DRAINING, "the node ends");
         fail(serve->queue[serve->first].call, &error);

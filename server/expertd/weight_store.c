@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of experts: what is wanted, owned and resident, references to it, and requests that
+/* The table of experts: which are wanted, owned and resident, references to them, and requests that
  * wait for cold ones. */
 #include "expertd/weight_store.h"
 
@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "expertd/weight_store_private.h"
 
-#define PREFETCHES_MAX 64 /* after a visit; the room there is ends them before */
+#define PREFETCHES_MAX 64 /* the most after a visit; they end earlier when there is no room */
 
 const char *ep_expert_state_text(ep_expert_state state)
 {
@@ -113,7 +113,7 @@ bool ep_weight_layer_bytes_packed(const ep_weight_store *store, const ep_weight_
     return true;
 }
 
-/* Of the device with the least; 0: none has a limit. */
+/* Limit of the device with the least; 0: no device has a limit. */
 static uint64_t smallest_limit(const ep_weight_store *store)
 {
     uint64_t limit = store->devices[0].limit_bytes;
@@ -123,7 +123,7 @@ static uint64_t smallest_limit(const ep_weight_store *store)
     return limit;
 }
 
-/* The budget, or what a device has to give without one, does not hold one expert. */
+/* The error for a budget, or without one a device, that cannot hold one expert. */
 static ep_err refuse_budget(const ep_weight_store *store, const ep_weight_layer *layer,
                             bool is_shared, uint64_t bytes, ep_error *out_error)
 {
@@ -139,7 +139,7 @@ static ep_err refuse_budget(const ep_weight_store *store, const ep_weight_layer 
                : "; see who holds its memory, or leave it out by ASCEND_RT_VISIBLE_DEVICES");
 }
 
-/* Errors: BAD_CONFIG (the budget cannot hold one). */
+/* Errors: BAD_CONFIG (the budget cannot hold one expert). */
 static ep_err measure_experts(const ep_weight_store *store, const ep_weight_layer *layer,
                               uint64_t *out_bytes, uint64_t *out_bytes_max, ep_error *out_error)
 {
@@ -147,8 +147,8 @@ static ep_err measure_experts(const ep_weight_store *store, const ep_weight_laye
     const uint64_t limit = smallest_limit(store);
     *out_bytes = 0;
     *out_bytes_max = 0;
-    /* All routed experts are alike; shared ones are wider, and often kept in a finer format.
-     * Without any that is whole the shape tells. */
+    /* All routed experts have one size, so one is measured; shared experts are wider, and often
+     * kept in a finer format. If no expert can be read, the shape gives the size. */
     for (uint32_t e = 0; e < routed + layer->shape.shared_experts;
          e = e < routed ? routed : e + 1) {
         uint64_t bytes = ep_weight_layer_bytes_at_least(layer);
@@ -264,7 +264,7 @@ void ep_weight_store_destroy(ep_weight_store *store)
 
 /* ---- references ---- */
 
-/* The last reference is gone: nobody else can see it. */
+/* Called when the last reference is gone, so nothing else uses the expert. */
 static void unload(ep_resident *resident)
 {
     ep_weight_store *store = resident->store;
@@ -293,7 +293,7 @@ void ep_resident_release(ep_resident *resident)
 
 void ep_weight_entry_place(ep_weight_store *store, const expert_entry *entry)
 {
-    /* One that could not be read just now is left to requests: it would be chosen again and
+    /* An expert whose load has just failed is not prefetched: it would be chosen again and
      * again. */
     const bool is_cold = entry->state == EP_EXPERT_ABSENT && entry->is_owned && entry->is_wanted &&
                          entry->retry_ns <= ep_clock_now_ns();
@@ -343,7 +343,7 @@ ep_resident *ep_weight_entry_lose(ep_weight_store *store, expert_entry *entry)
     return resident;
 }
 
-/* Lock held, but for the whiles in which memory is freed. Experts under way are the loader's. */
+/* Lock held, but released while memory is freed. The loader handles experts that it is loading. */
 static void lose_layer(ep_weight_store *store, layer_entry *layer)
 {
     for (uint32_t e = 0; e < layer->experts_count; e++) {
@@ -371,7 +371,7 @@ void ep_weight_store_lose(ep_weight_store *store, uint32_t index, const char *wh
     for (uint32_t l = 0; l < store->layers_count; l++) {
         lose_layer(store, &store->layers[l]);
     }
-    pthread_cond_broadcast(&store->room); /* who waits for its memory waits in vain */
+    pthread_cond_broadcast(&store->room); /* waiting for this device's memory is in vain */
     pthread_mutex_unlock(&store->lock);
     if (is_news) {
         store->config.on_change(store->config.arg);
@@ -491,7 +491,7 @@ void ep_weight_store_drop_unwanted(ep_weight_store *store)
         pthread_mutex_lock(&store->lock);
         found = drop_next(store, &layer_slot, &expert, &resident);
         pthread_mutex_unlock(&store->lock);
-        ep_resident_release(resident); /* outside the lock: unloading may take a while */
+        ep_resident_release(resident); /* without the lock, as unloading may take a while */
     } while (found);
 }
 
@@ -528,13 +528,13 @@ bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const 
     }
     store->stats.hits_total += hits;
     store->stats.misses_total += is_whole ? count - hits : 0;
-    if (is_whole && store->has_budget) { /* without a budget nothing ever goes */
+    if (is_whole && store->has_budget) { /* without a budget nothing is ever evicted */
         ep_expert_heat_visit(store->heat, layer_slot, experts, rows, count);
         ep_load_room_visit(&store->room_ahead, ep_clock_now_ns());
         if (store->config.prefetches && store->stats.owned_count > store->stats.resident_count) {
             store->prefetches_due = PREFETCHES_MAX;
-            if (hits == count) { /* else the loader is woken for what is missing, and that goes
-                                    before */
+            /* otherwise ep_weight_store_wait wakes the loader for cold experts, which go first */
+            if (hits == count) {
                 pthread_cond_signal(&store->work);
             }
         }
@@ -597,12 +597,12 @@ bool ep_weight_waits_any(const ep_weight_store *store, const expert_entry *entry
 void ep_weight_waits_end(ep_weight_wait *list, const ep_error *error)
 {
     for (ep_weight_wait *wait = list, *next; wait != NULL; wait = next) {
-        next = wait->next; /* ready() may be the end of its memory */
+        next = wait->next; /* ready() may free the wait */
         wait->ready(wait, wait->resident, wait->resident == NULL ? error : NULL);
     }
 }
 
-/* The error of a wait that ends without its expert. */
+/* Makes the error of a wait that ends without its expert. */
 static void describe(const ep_weight_store *store, const ep_weight_wait *wait, ep_err code,
                      ep_expert_state state, uint64_t now_ns, ep_error *out_error)
 {
@@ -620,7 +620,7 @@ static void describe(const ep_weight_store *store, const ep_weight_wait *wait, e
     out_error->expert = (int32_t)wait->expert;
 }
 
-/* Lock held: for the earliest deadline of all. */
+/* Lock held. Arms the timer for the earliest deadline of all waits. */
 static void arm_deadline(ep_weight_store *store)
 {
     uint64_t earliest_ns = EP_TIME_NEVER;
@@ -630,13 +630,13 @@ static void arm_deadline(ep_weight_store *store)
     if (store->config.timers != NULL && earliest_ns < store->deadline_ns) {
         store->deadline_ns = earliest_ns;
         if (ep_timer_arm(store->config.timers, &store->deadline, earliest_ns) != EP_OK) {
-            store->deadline_ns = EP_TIME_NEVER; /* they end with the load */
+            store->deadline_ns = EP_TIME_NEVER; /* the waits end with the load */
         }
     }
 }
 
-/* Ends waits one by one: their errors differ. All of them (reason), or those whose time is up
- * (EP_OK). */
+/* Ends all waits with reason; if that is EP_OK, those whose deadline has passed. One by one,
+ * because their errors differ. */
 static void end_waits(ep_weight_store *store, ep_err reason)
 {
     for (;;) {
@@ -680,8 +680,8 @@ void ep_weight_store_close(ep_weight_store *store, ep_err reason)
     end_waits(store, reason);
 }
 
-/* Lock held: a wait that need not wait goes to *ended; one for an expert whose load has just failed
- * to *later. */
+/* Lock held. Adds a wait to the store's list; to *ended if it need not wait; to *later if the
+ * expert's load has just failed. */
 static void wait_one(ep_weight_store *store, ep_weight_wait *wait, ep_weight_wait **ended,
                      ep_weight_wait **later)
 {
@@ -724,7 +724,7 @@ void ep_weight_store_wait(ep_weight_store *store, uint32_t layer_slot, ep_weight
     }
     arm_deadline(store);
     pthread_cond_signal(&store->work);
-    if (ended != NULL && ended->resident == NULL) { /* it went between acquire and wait */
+    if (ended != NULL && ended->resident == NULL) { /* dropped between acquire and wait */
         describe(store, ended, EP_ERR_NOT_OWNER, EP_EXPERT_ABSENT, now_ns, &error);
     } else {
         ep_error_set(

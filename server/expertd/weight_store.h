@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The experts placed on this node, keyed (layer slot, table index), in the backend's packed form as
- * far as the budget goes. A layer slot stands for one (model, version, layer).
+ * The experts placed on this node, with as many as fit the budget in memory, in the backend's
+ * packed form. An expert's key is (layer slot, table index); a slot is one (model, version, layer).
  *
- * Placed      wanted here. The first pass loads placed experts until weight_bytes_max is used up.
- * Owned       placed, and the first pass has dealt with it: resident, or cold (it did not fit).
- *             Requests for it are served. A load that failed for good ends ownership (not one of a
- *             device's error or without memory: the next is tried a little later); what is no
- *             longer placed stays owned until ep_weight_store_drop_unwanted.
- * Resident    in memory. A request for a cold expert waits while it is loaded, ahead of everything
- *             else, in place of the expert with the least heat (moe/expert_heat.h). Experts that
- *             are likely to be used next come ahead of time while nothing else is to do.
+ * Placed      wanted here. The first pass loads these experts until weight_bytes_max is used up.
+ * Owned       placed, and the first pass is done with it: it is resident, or cold because it did
+ *             not fit. Requests for it are served. A load that failed for good ends ownership.
+ *             After a device's error or without memory the load is tried again a little later. An
+ *             expert that is no longer placed stays owned until ep_weight_store_drop_unwanted.
+ * Resident    in memory. A request for a cold expert waits while it is loaded. Such loads go first,
+ *             and the expert takes the place of the one with the least heat (moe/expert_heat.h). An
+ *             idle loader loads experts that are likely to be used next.
  *
- * Devices     experts of a layer are spread over the instances of the backend, each with its own
- *             budget. When a device is lost its experts are cold and come on the others; with the
- *             last device ownership of all ends.
+ * Devices     a layer's experts are spread over the instances of the backend, each with its own
+ *             budget. When a device is lost, its experts become cold and are loaded on the others;
+ *             with the last device all ownership ends.
  *
- * One loader thread reads and packs, until the first request comes several; nothing of it happens
- * under the store's lock, so resident experts are never blocked. A bad tensor
- * takes down that expert only. Memory: weight_bytes_max of each device, and one expert as it stands
- * in the file, and as what it is quantised into; with several threads one for each of them, of
- * EP_WEIGHT_LOADING_BYTES in the file together at most.
+ * One loader thread reads and packs; several do until the first request comes. The store's lock is
+ * not held meanwhile, so resident experts are never blocked. A bad tensor costs only its expert.
+ * Memory: weight_bytes_max of each device, plus per thread one expert as it is in the file and as
+ * quantised; the experts being loaded by several threads have at most EP_WEIGHT_LOADING_BYTES in
+ * the file together.
  *
- * Ownership  a resident expert is reference-counted: the store holds one, each job in flight
- *            another. Its weights are unloaded by whoever drops the last.
+ * Ownership  a resident expert is reference-counted: the store holds one reference, each job in
+ *            flight another. Whoever drops the last one unloads the weights.
  * Threads    all calls from any thread, except create, add_layer, start, stop, destroy.
  */
 #ifndef EP_EXPERTD_WEIGHT_STORE_H
@@ -43,10 +43,10 @@ typedef struct ep_weight_store_config {
     /* instances of one backend, one for each device, at least one; borrowed */
     ep_backend *const *backends;
     uint32_t backends_count;   /* more than one: without cache */
-    uint64_t weight_bytes_max; /* of each; 0: unlimited, or what its device has */
-    /* that load at once until the first request comes; 0: one */
+    uint64_t weight_bytes_max; /* for each device; 0: unlimited, or what the device has */
+    /* threads that load until the first request comes; 0: one */
     uint32_t load_threads;
-    /* read by loads after the first pass, of whichever files; 0: unlimited */
+    /* limit for loads after the first pass, whatever files they read; 0: unlimited */
     uint64_t load_bytes_per_s;
     /* cold experts likely to be used next are loaded while nothing else is to do */
     bool prefetches;
@@ -55,8 +55,9 @@ typedef struct ep_weight_store_config {
     const char *node_name;  /* borrowed; for spans. NULL: "" */
     /* borrowed; ends waits at their deadline. NULL: they end with the load */
     ep_timer_service *timers;
-    bool shows_bar; /* progress of loading on stderr, when that is a terminal; else the log tells */
-    /* after each load and when the loader becomes idle; from any thread; no lock held */
+    /* show a progress bar on stderr if that is a terminal; otherwise progress is logged */
+    bool shows_bar;
+    /* called after each load and when the loader becomes idle; on any thread, no lock held */
     void (*on_change)(void *arg);
     void *arg;
 } ep_weight_store_config;
@@ -64,12 +65,12 @@ typedef struct ep_weight_store_config {
 typedef struct ep_weight_layer {
     const char *model;               /* borrowed, for messages */
     const ep_checkpoint *checkpoint; /* borrowed */
-    /* of the routed experts: of gate and up; as down_format for what an expert takes in memory */
+    /* of the routed experts' gate and up, in memory; down_format: of down */
     ep_weight_format format;
     ep_weight_format down_format;      /* NONE: the same */
-    ep_weight_format file_format;      /* of gate and up in the file; NONE: all as in memory */
+    ep_weight_format file_format;      /* of gate and up in the file; NONE: both as in memory */
     ep_weight_format file_down_format; /* NONE: the same */
-    /* more that a routed expert may be in (1 << format): the numerics id says which */
+    /* further formats that routed experts may have, as bits 1 << format; see the numerics id */
     uint32_t formats;
     ep_layer_shape shape;
     char numerics[EP_NUMERICS_ID_BYTES]; /* for the cache, as the next */
@@ -77,13 +78,13 @@ typedef struct ep_weight_layer {
 } ep_weight_layer;
 
 typedef enum ep_expert_state {
-    EP_EXPERT_ABSENT, /* also cold */
+    EP_EXPERT_ABSENT, /* or cold */
     EP_EXPERT_QUEUED,
     EP_EXPERT_LOADING,
     EP_EXPERT_RESIDENT,
     EP_EXPERT_FAILED
 } ep_expert_state;
-/* "is not held here", "is still loading", "could not be loaded", ... for messages. */
+/* For messages: "is not held here", "is still loading", "could not be loaded", ... */
 const char *ep_expert_state_text(ep_expert_state state);
 
 typedef struct ep_resident {
@@ -93,28 +94,28 @@ typedef struct ep_resident {
     uint32_t expert;
     size_t bytes;
     uint8_t sha256[EP_SHA256_BYTES];
-    double quant_error; /* as ep_expert_data has it; 0 of one that was packed before */
+    double quant_error; /* as in ep_expert_data; 0 if read from a packed file */
     /* private */
     ep_weight_store *store;
     uint32_t device;
-    /* under the store's lock: out of the table, its bytes come back with the last reference */
+    /* under the store's lock: it is out of the table, and the last reference frees its bytes */
     bool is_leaving;
     _Atomic uint32_t refs;
 } ep_resident;
 
-/* A request's wish for one cold expert. Zero it first; left alone until ready(). */
+/* A request that waits for one cold expert. Zero it first; do not touch it until ready(). */
 typedef struct ep_weight_wait ep_weight_wait;
 struct ep_weight_wait {
     uint32_t expert;
     uint64_t deadline_ns;
-    /* Nobody needs it any more: it is not loaded for this. NULL: never. Must not block nor call the
-     * store. */
+    /* Whether nobody needs the expert any more; then it is not loaded for this request. Must not
+     * block or call the store. NULL: never. */
     bool (*is_dropped)(const ep_weight_wait *wait);
     /*
-     * Exactly once, no lock held: from the loader's thread, the timers', or inside
-     * ep_weight_store_wait or _close. resident: with a reference; NULL: error says why (NOT_OWNER:
-     * it could not be loaded; UNAVAILABLE: the deadline came first, or it cannot be loaded at the
-     * moment; CANCELLED; what close was given), with layer and expert set.
+     * Called exactly once, no lock held: from the loader's or the timers' thread, or inside
+     * ep_weight_store_wait or _close. resident comes with a reference; if it is NULL, error has
+     * layer, expert and the reason: NOT_OWNER (it could not be loaded), UNAVAILABLE (the deadline
+     * came first, or it cannot be loaded at the moment), CANCELLED, or the code given to close.
      */
     void (*ready)(ep_weight_wait *wait, ep_resident *resident, const ep_error *error);
     void *arg;
@@ -126,44 +127,44 @@ struct ep_weight_wait {
     ep_resident *resident;
 };
 
-/* What weight_quant costs, of all experts loaded since the start. 0: nothing is quantised, or
- * loaded yet. */
+/* The error that weight_quant makes, over all experts loaded since the start. 0: nothing is
+ * quantised, or nothing is loaded yet. */
 typedef struct ep_weight_quant_stats {
-    double error; /* the greatest of an expert (weight_quant.h); of those packed before a sample */
+    /* the greatest of all experts (weight_quant.h); of those from packed files only a sample */
+    double error;
     double output_error; /* of the layer's first expert that was loaded (weight_judge.h) */
 } ep_weight_quant_stats;
 
 typedef struct ep_weight_stats {
     uint64_t resident_count;
-    uint64_t resident_bytes; /* also what only jobs still hold, and the expert being loaded */
+    /* including experts that only jobs still hold, and those being loaded */
+    uint64_t resident_bytes;
     uint64_t owned_count;
-    /* grows with each change of what is owned or of what is known of its hashes after the first
-     * pass */
+    /* grows with each change of ownership, and with each digest learnt after the first pass */
     uint64_t owned_changes;
-    /* placed, and the first pass has not dealt with them yet; one more while kernels are warmed
-     * up */
+    /* placed experts that the first pass has not dealt with yet; plus one until kernels are warm */
     uint64_t pending_count;
     uint64_t failed_count;
-    uint64_t waiting_count; /* requests' wishes for cold experts */
+    uint64_t waiting_count; /* waits of requests for cold experts */
     uint64_t loads_total;
     uint64_t load_ns_total;
-    uint64_t hits_total;   /* uses of experts by requests: it was there ... */
-    uint64_t misses_total; /* ... it had to be waited for */
+    uint64_t hits_total;   /* uses by requests of experts that were resident */
+    uint64_t misses_total; /* uses that had to wait for a load */
     uint64_t evictions_total;
     uint64_t prefetches_total;
-    uint64_t prefetches_useful_total;     /* used before they went */
-    uint64_t prefetches_useless_total;    /* went unused */
+    uint64_t prefetches_useful_total;     /* used before they were evicted */
+    uint64_t prefetches_useless_total;    /* evicted unused */
     ep_weight_quant_stats quant;          /* the greatest of all layers */
-    char last_error[EP_ERROR_TEXT_BYTES]; /* "" none */
-    ep_err last_reason;                   /* of it */
+    char last_error[EP_ERROR_TEXT_BYTES]; /* "": none */
+    ep_err last_reason;                   /* of last_error */
 } ep_weight_stats;
 
 ep_err ep_weight_store_create(const ep_weight_store_config *config, ep_weight_store **out_store,
                               ep_error *out_error);
-/* Ends all waits, and returns when no ready() runs and none will. Requests may go on with what they
- * hold. Idempotent. */
+/* Ends all waits, and returns when no ready() runs any more. Requests keep experts they hold.
+ * Idempotent. */
 void ep_weight_store_stop(ep_weight_store *store);
-/* Stops and drops every expert. No acquired resident may be out. NULL allowed. */
+/* Stops and drops every expert. No reference may be out. NULL allowed. */
 void ep_weight_store_destroy(ep_weight_store *store);
 /* Before start. *out_slot counts up from 0. Errors: NO_MEMORY, BAD_CONFIG (weight_bytes_max cannot
  * hold one expert of it). */
@@ -172,50 +173,48 @@ ep_err ep_weight_store_add_layer(ep_weight_store *store, const ep_weight_layer *
 ep_err ep_weight_store_start(ep_weight_store *store, ep_error *out_error);
 
 /*
- * Sets which experts of a layer shall be held: wanted[E+S], 0 or 1. Missing ones are queued, failed
- * ones tried again; those no longer wanted stay until ep_weight_store_drop_unwanted.
+ * Sets which experts of a layer are wanted: wanted[E+S], 0 or 1. Missing ones are queued for
+ * loading, failed ones are tried again; those no longer wanted stay until
+ * ep_weight_store_drop_unwanted.
  */
 void ep_weight_store_want(ep_weight_store *store, uint32_t layer_slot, const uint8_t *wanted);
-/* Experts owned though not wanted. */
+/* Number of experts that are owned but not wanted. */
 uint64_t ep_weight_store_unwanted_count(ep_weight_store *store);
-/* Lets them go; their memory is freed after the last job that uses them. */
+/* Drops these; their memory is freed after the last job that uses them. */
 void ep_weight_store_drop_unwanted(ep_weight_store *store);
 
 /*
- * One use of a layer by a request: count distinct owned experts, ascending, rows of each (NULL:
- * one). out_residents[i]: with a reference, or NULL when it is cold: ep_weight_store_wait for
- * those. False and no reference at all: *out_missing is the first that is not owned and *out_state
- * why.
+ * Counts one use of a layer by a request and takes references to its experts: count distinct ones,
+ * ascending, with rows each (NULL: one row each). out_residents[i] is NULL for a cold expert; call
+ * ep_weight_store_wait for those. False: no reference is taken; *out_missing is the first expert
+ * that is not owned, *out_state why.
  */
 bool ep_weight_store_acquire(ep_weight_store *store, uint32_t layer_slot, const uint32_t *experts,
                              const uint32_t *rows, uint32_t count, ep_resident **out_residents,
                              uint32_t *out_missing, ep_expert_state *out_state);
-/* Asks for experts of a layer to be loaded. ready() may come before this returns; then waits and
- * their memory may be gone. */
+/* Asks for cold experts of a layer. ready() may run, and free waits, before this returns. */
 void ep_weight_store_wait(ep_weight_store *store, uint32_t layer_slot, ep_weight_wait *waits,
                           uint32_t count);
-/* Ends all waits, and those to come, with reason. Idempotent. */
+/* Ends all waits, present and future ones, with reason. Idempotent. */
 void ep_weight_store_close(ep_weight_store *store, ep_err reason);
-/* The device of backends[index] is lost: nothing is loaded there any more, and what was there is
- * gone. Idempotent. */
+/* The device of backends[index] is lost: its experts are dropped. Idempotent. */
 void ep_weight_store_lose(ep_weight_store *store, uint32_t index, const char *why);
-/* Another reference to one that the caller holds a reference to. */
+/* Takes count further references; the caller must hold one. */
 void ep_resident_ref(ep_resident *resident, uint32_t count);
 void ep_resident_release(ep_resident *resident);
 
 /* Table indexes of the owned experts, ascending, into out[E+S]; returns how many. out_digests:
- * NULL, or [E+S]: the first four bytes of each one's SHA-256, little endian; 0: not known, it was
- * never read. */
+ * NULL, or [E+S]: the first four bytes of each expert's SHA-256, little endian; 0: not known. */
 uint32_t ep_weight_store_owned(ep_weight_store *store, uint32_t layer_slot, uint32_t *out,
                                uint32_t *out_digests);
-/* What the layer's largest expert takes in memory. */
+/* Memory that the layer's largest expert takes. */
 uint64_t ep_weight_store_expert_bytes(const ep_weight_store *store, uint32_t layer_slot);
 uint32_t ep_weight_store_resident_count(ep_weight_store *store, uint32_t layer_slot);
 ep_weight_quant_stats ep_weight_store_quant(ep_weight_store *store, uint32_t layer_slot);
 void ep_weight_store_read_stats(ep_weight_store *store, ep_weight_stats *out_stats);
 /* The budgets of all devices together; 0: no limit. Pure after create. */
 uint64_t ep_weight_store_capacity(const ep_weight_store *store);
-/* Of resident_bytes, what is on the device of backends[index]. */
+/* The part of resident_bytes on the device of backends[index]. */
 uint64_t ep_weight_store_device_bytes(ep_weight_store *store, uint32_t index);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Before a node is ready it runs each kernel shape once, of routed and of shared experts: threads
- * are started, their memory is there, code and tables are in cache, so that no caller pays for it.
- * A shape of which no expert is in memory yet has none to run.
+ * Runs each kernel shape once, of routed and of shared experts, before the node is ready. This
+ * starts threads, allocates their memory and fills caches, so that no caller waits for it. A shape
+ * without an expert in memory is left out.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ typedef struct warm_run {
 static void on_done(ep_job *job, ep_err result)
 {
     warm_run *run = job->arg;
-    (void)result; /* a call that fails the same way says so */
+    (void)result; /* not reported: a real call that fails the same way is */
     pthread_mutex_lock(&run->lock);
     run->is_done = true;
     pthread_cond_signal(&run->ended);
@@ -68,7 +68,7 @@ static void warm_expert(const ep_resident *resident, uint32_t hidden)
     free(rows);
 }
 
-/* What tells which code runs. */
+/* What decides which kernel code runs. */
 typedef struct warm_shape {
     uint32_t hidden;
     uint32_t inner;
@@ -83,7 +83,7 @@ static bool is_same_shape(const warm_shape *a, const warm_shape *b)
            a->down_format == b->down_format && a->activation == b->activation;
 }
 
-/* The first of the layer's experts [begin, end) that is on the device, with a reference; NULL: none
+/* A reference to the first of the layer's experts [begin, end) that is on the device; NULL: none
  * is. */
 static ep_resident *take_first(ep_weight_store *store, uint32_t device, uint32_t layer,
                                uint32_t begin, uint32_t end)
@@ -107,7 +107,8 @@ static void warm_device(ep_weight_store *store, uint32_t device)
     size_t done_count = 0;
     for (uint32_t i = 0; done != NULL && i < 2 * store->layers_count; i++) {
         const ep_layer_shape *shape = &store->layers[i / 2].layer.shape;
-        const bool is_shared = i % 2 != 0; /* these are of another width, often of another format */
+        /* shared experts have another width, often another format */
+        const bool is_shared = i % 2 != 0;
         const uint32_t begin = is_shared ? shape->experts : 0;
         ep_resident *resident =
             take_first(store, device, i / 2, begin,
