@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Creating and destroying a client, and the questions about what it knows. */
+/* Creates and destroys clients, and answers questions about what they know. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,7 @@ static ep_err start_client(ep_client *client, ep_error *out_error)
 {
     const ep_client_config *config = &client->config;
     const ep_rpc_tokens tokens = {.of = {[EP_ROLE_CLIENT] = {config->token}}};
-    /* What is kept free for reuse: a steady state of this size allocates nothing. */
+    /* Free buffers kept for reuse; a steady state of this size allocates nothing. */
     size_t keep_bytes = config->buffer_bytes_max / 4;
     ep_err err = ep_buffer_pool_create(config->buffer_bytes_max, keep_bytes, &client->pool);
     if (err == EP_OK) {
@@ -77,7 +77,7 @@ ep_err ep_client_create(const ep_client_config *given, ep_client **out_client, e
     ep_err err = ep_struct_in("config", given, EP_STRUCT_UPTO(ep_client_config, node_urls_count),
                               &config, sizeof(config), out_error);
     if (err == EP_OK) {
-        err = ep_stream_lane_read_environment(out_error); /* decides what the check refuses */
+        err = ep_stream_lane_read_environment(out_error); /* the check below depends on it */
     }
     if (err == EP_OK) {
         err = ep_client_config_check(&config, out_error);
@@ -93,7 +93,7 @@ ep_err ep_client_create(const ep_client_config *given, ep_client **out_client, e
     client->forward_method = ep_rpc_method_by_name("expertd.v1.ExpertService", "Forward");
     ep_fork_guard_init(&client->guard);
     ep_call_registry_init(&client->registry, config.calls_max);
-    ep_retry_budget_init(&client->budget, 0); /* each call sets the share by its table */
+    ep_retry_budget_init(&client->budget, 0); /* each call sets the share from its table's policy */
     err = ep_client_config_copy(&config, &client->config);
     if (err != EP_OK) {
         ep_error_set(out_error, err, "no memory for a client");
@@ -109,9 +109,8 @@ ep_err ep_client_create(const ep_client_config *given, ep_client **out_client, e
 }
 
 /*
- * First the calls end, with their callbacks; then the connections, which ends what was still in
- * flight on them; then the threads. Should a callback of the program never return, the rest is left
- * as it is rather than pulled from under it.
+ * Ends the calls with their callbacks first, then the connections with what is in flight on them,
+ * then the threads. If a callback of the program never returns, the rest is not freed.
  */
 void ep_client_destroy(ep_client *client)
 {
@@ -145,7 +144,7 @@ ep_err ep_client_set_token(ep_client *client, const char *token, ep_error *out_e
 
 /* ---- questions ---- */
 
-/* At most half of what a time can be. */
+/* Capped at half the range of a time. */
 static uint64_t deadline_after(uint64_t timeout_us)
 {
     return ep_clock_now_ns() + (timeout_us > UINT64_MAX / 4 / EP_NS_PER_US
@@ -164,7 +163,7 @@ ep_err ep_client_wait_ready(ep_client *client, uint64_t timeout_us, ep_error *ou
     return err;
 }
 
-/* The newest view, or UNAVAILABLE. */
+/* Enters the client and gets its newest view. Errors: UNAVAILABLE without one. */
 static ep_err enter_with_view(ep_client *client, ep_view **out_view, ep_error *out_error)
 {
     ep_err err = ep_client_enter(client, out_error);
@@ -259,7 +258,7 @@ ep_err ep_client_layer(ep_client *client, const char *model, const char *version
             if (view->table->layers[l].model_index == model_index && left-- == 0) {
                 ep_layer_desc desc;
                 describe_layer(&view->table->layers[l], &desc);
-                if (out_layer->struct_bytes == 0) { /* its size in version 0.1 */
+                if (out_layer->struct_bytes == 0) { /* a caller built for version 0.1 */
                     out_layer->struct_bytes = EP_STRUCT_UPTO(ep_layer_desc, activation);
                 }
                 ep_struct_out(out_layer, &desc, sizeof(desc));

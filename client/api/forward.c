@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public forms of a call. All of them fill a call and start it; they differ in who waits for
- * its end. */
+/* The public forms of a call. Each fills a call and starts it; who waits for the end differs. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -13,8 +12,8 @@
 
 /* ---- shared ---- */
 
-/* Looks the layer up, checks the tensors against it and fills a new call; the model's version is
- * fixed here. */
+/* Looks up the layer, checks the tensors against it and fills a new call, fixing the model
+ * version. */
 static ep_err make_call(ep_client *client, ep_call_form form, ep_view *view,
                         const ep_moe_args *args, const ep_tensor *out, ep_view_layer *out_at,
                         ep_call **out_call, ep_error *out_error)
@@ -120,7 +119,7 @@ static ep_err forward_async(ep_client *client, const ep_moe_args *args, const ep
             if (out_call != NULL) {
                 *out_call = call;
             }
-            ep_call_use(call); /* its end may be told while this thread still lets go of it */
+            ep_call_use(call); /* its callback may run while this thread is still leaving it */
             ep_call_leave(call);
             ep_call_unuse(call);
         } else {
@@ -229,7 +228,7 @@ ep_err ep_call_begin(ep_call *call, uint32_t n_active, ep_error *out_error)
     return err;
 }
 
-/* On a device: a run may have ended without a start, too. */
+/* For tensors on a device: here a run may also have ended without being started. */
 static void wait_run_on_device(ep_call *call)
 {
     ep_error error;
@@ -242,7 +241,7 @@ static void wait_run_on_device(ep_call *call)
     ep_stream_call_collect(call->stream_call);
 }
 
-/* A client that is being destroyed still lets its calls be finished: they end with CANCELLED. */
+/* Calls of a client that is being destroyed can still be finished; they end with CANCELLED. */
 ep_err ep_call_finish(ep_call *call, ep_moe_result *out_result)
 {
     ep_error error;
@@ -266,7 +265,7 @@ ep_err ep_call_finish(ep_call *call, ep_moe_result *out_result)
         wait_run_on_device(call);
     }
     call->began = false;
-    call->spec.step_group += call->spec.step_group != 0; /* the next run is another step */
+    call->spec.step_group += call->spec.step_group != 0; /* the next run is the next step */
     if (out_result != NULL) {
         ep_struct_out(out_result, &call->result, sizeof(call->result));
     }
@@ -293,7 +292,7 @@ void ep_call_destroy(ep_call *call)
         ep_call_cancel(call);
         if (call->stream_call != NULL &&
             !ep_stream_call_wait(call->stream_call, DEVICE_WAIT_NS, &error)) {
-            return; /* the device hangs: what it may still write to is left as it is */
+            return; /* the device hangs: memory that it may still write to is not freed */
         }
         ep_call_finish(call, NULL);
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gate, dispatch, experts and combine in one call: the gate's choice becomes the ids and scales of
+/* Gate, dispatch, experts and combine in one call. The gate's choice becomes the ids and scales of
  * an ordinary call. */
 #include <inttypes.h>
 #include <math.h>
@@ -66,7 +66,7 @@ static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *given,
                               out_error);
 }
 
-/* The gate may not choose among other experts than the layer has. */
+/* Checks that the gate chooses among the experts of the layer. */
 static ep_err check_layer(ep_view *taken_view, const ep_moe_args *args, const ep_gate_config *gate,
                           ep_error *out_error)
 {
@@ -86,8 +86,8 @@ static ep_err check_layer(ep_view *taken_view, const ep_moe_args *args, const ep
 }
 
 /*
- * A token's logits by the call's NaN policy. -inf is a mask and stays. false: pass, and there is a
- * NaN or +inf, so the gate sees zeros and the token's weights become NaN.
+ * Applies the call's NaN policy to a token's logits; -inf is a mask and stays. False: the policy is
+ * pass and there is a NaN or +inf. Then the gate sees zeros, and the token's weights become NaN.
  */
 static EP_FLOAT_WORK bool repair_logits(ep_moe_nan policy, float *row, size_t experts)
 {
@@ -101,7 +101,7 @@ static EP_FLOAT_WORK bool repair_logits(ep_moe_nan policy, float *row, size_t ex
         spoiled += is_spoiled ? 1 : 0;
     }
     if (spoiled == 0 || policy == EP_MOE_NAN_REJECT) {
-        return true; /* the gate refuses by name */
+        return true; /* with reject the gate names the logit in its error */
     }
     if (policy == EP_MOE_NAN_PASS) {
         memset(row, 0, experts * sizeof(*row));
@@ -142,14 +142,14 @@ static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const 
             memcpy(buffers->logits + t * row,
                    (const uint8_t *)logits->data + (int64_t)t * logits->stride_bytes[0],
                    row * sizeof(float));
-            /* one without a choice does not count in the load */
+            /* a token without a choice does not count in the load */
             const ep_float_env env = ep_float_env_begin();
             buffers->active[t] = repair_logits(args->nan_policy, buffers->logits + t * row, row);
             ep_float_env_end(env);
         }
     }
     ep_gate_config plain = *gate;
-    plain.load = NULL; /* tokens that are masked out do not count */
+    plain.load = NULL; /* counted later, because masked tokens do not count */
     ep_err err = ep_gate(&plain, (uint32_t)tokens, buffers->logits, buffers->ids, buffers->weights,
                          out_error);
     for (size_t t = 0; t < tokens && err == EP_OK; t++) {
@@ -163,7 +163,7 @@ static ep_err choose(const ep_moe_args *args, const ep_gate_config *gate, const 
                                       buffers->active, gate->load, out_error);
 }
 
-/* The same call with the gate's choice, and the time the gate has left of it. */
+/* The call's arguments with the gate's choice, the time-out less the gate's time. */
 static ep_moe_args chosen_args(const ep_client *client, const ep_moe_args *args,
                                const gate_buffers *buffers, int64_t tokens, int64_t top_k,
                                uint64_t begin_ns)

@@ -14,22 +14,22 @@
 #include "call/call.h"
 #include "common/device_stage.h"
 
-#define REPORT_MS 500     /* between two looks whether the device is there */
-#define SETTLE_MS 5000    /* for what streams still hold of a call that is destroyed */
-#define RETRY_NS 50000000 /* while the thread has no stream to process reports of */
+#define REPORT_MS 500     /* between two checks for a lost device */
+#define SETTLE_MS 5000    /* wait for streams that still hold tasks of a destroyed call */
+#define RETRY_NS 50000000 /* pause while no stream is subscribed to the thread */
 
 typedef enum ep_stream_phase {
     PHASE_IDLE,
     PHASE_ENQUEUED, /* inputs are being copied */
-    PHASE_COPIED,   /* by the callback; or the device is lost, error says so */
+    PHASE_COPIED,   /* set by the callback, or for a lost device, with error */
     PHASE_STARTING,
-    PHASE_RUNNING, /* the call's own state goes on from here; from here on, it has started */
-    PHASE_FAILED   /* it ended without a run: error */
+    PHASE_RUNNING, /* the run has started; the call's own state tells more */
+    PHASE_FAILED   /* it ended without a start; see error */
 } ep_stream_phase;
 
-/* The thread that callbacks of one context run on. There while a call of the context is. */
+/* The thread for callbacks of one context. It exists as long as a call of the context does. */
 typedef struct reports {
-    ep_stage stage; /* without memory: symbols, context, device */
+    ep_stage stage; /* only symbols, context and device */
     uint32_t users;
     pthread_t thread;
     bool stopping;
@@ -43,14 +43,14 @@ struct ep_stream_call {
     ep_acl_stream stream;
     ep_acl_event begun;
     ep_acl_event copied;
-    ep_acl_event taken; /* the notify, and the result */
+    ep_acl_event taken; /* recorded when the notify and the result have been taken */
     ep_acl_notify ended;
     uint32_t tokens; /* of the run */
     bool is_awaited; /* a stream waits for the end of the run */
-    bool has_taken;  /* some stream records it */
+    bool has_taken;  /* it has been recorded or will be */
     /* guarded by the lock below */
     ep_stream_phase phase;
-    uint64_t run; /* its number: what the callback brings */
+    uint64_t run; /* number of the run, passed to the callback */
     bool is_cancelled;
     ep_error error;
     ep_stream_call *next;
@@ -66,8 +66,8 @@ static struct {
 
 /* ---- the end of a run ---- */
 
-/* A result that is none is NaN in every type: rows that were not computed do not pass for some that
- * were. */
+/* Fills the result of a failed run with 0xff, which is NaN in every type, so that rows that were
+ * not computed cannot pass for results. */
 static void spoil_result(const ep_stream_call *s)
 {
     for (uint32_t i = 0; i < s->stage.parts_count; i++) {
@@ -103,7 +103,7 @@ void ep_stream_call_end(void *stream_call, const ep_moe_result *result)
 
 /* ---- the start of a run: on the reports' thread ---- */
 
-/* Starts the call's run; it is busy with it then. */
+/* Starts the call's run; this thread is then busy with the call. */
 static ep_err start_call(ep_stream_call *s, ep_error *out_error)
 {
     pthread_mutex_lock(&all.lock);
@@ -118,7 +118,7 @@ static ep_err start_call(ep_stream_call *s, ep_error *out_error)
         return ep_error_set(out_error, EP_ERR_CANCELLED,
                             "cancelled before its inputs had been copied from the device");
     }
-    /* It has passed; this tells how. */
+    /* The event has passed; this reports whether the copies failed. */
     ep_err err =
         EP_STAGE_CALL(&s->stage, out_error, aclrtSynchronizeEventWithTimeout, s->copied, REPORT_MS);
     return err == EP_OK ? ep_call_start_newest(s->call, s->tokens, out_error) : err;
@@ -146,7 +146,7 @@ static void start_run(ep_stream_call *s)
     const bool is_cancelled = s->is_cancelled;
     pthread_cond_broadcast(&all.changed);
     pthread_mutex_unlock(&all.lock);
-    /* from here on s may be used by others, and be gone when the run has ended */
+    /* from here on s may be freed, once the run has ended */
     if (err == EP_OK) {
         if (is_cancelled) {
             ep_call_stop(call);
@@ -159,7 +159,7 @@ static void start_run(ep_stream_call *s)
     ep_call_unuse(call);
 }
 
-/* In aclrtProcessReport: calls nothing of the runtime. */
+/* Runs inside aclrtProcessReport, so it must not call the runtime. */
 static void on_copied(void *arg)
 {
     const uint64_t run = (uint64_t)(uintptr_t)arg;
@@ -172,7 +172,7 @@ static void on_copied(void *arg)
     pthread_mutex_unlock(&all.lock);
 }
 
-/* Lock held. A lost device brings no callback. */
+/* Lock held. Finds runs of a lost device, which sends no callback. */
 static void look_for_loss(const reports *r)
 {
     for (ep_stream_call *s = all.calls; s != NULL; s = s->next) {
@@ -217,7 +217,7 @@ static void *reports_main(void *arg)
         ep_stream_call *s = take_copied(r);
         if (s == NULL && code != EP_ACL_SUCCESS &&
             ep_acl_code_err(code) != EP_ERR_DEADLINE_EXCEEDED && !r->stopping) {
-            /* it did not wait */
+            /* it failed without waiting */
             ep_clock_wait(&all.changed, &all.lock, ep_clock_now_ns() + RETRY_NS);
         }
         for (; s != NULL; s = take_copied(r)) {
@@ -246,7 +246,7 @@ static ep_err reports_acquire(const ep_stage *stage, reports **out_reports, ep_e
         }
         r->stage =
             (ep_stage){.acl = stage->acl, .context = stage->context, .device = stage->device};
-        sigfillset(&blocked); /* the program's signals stay with the program's threads */
+        sigfillset(&blocked); /* signals are handled by the program's threads */
         pthread_sigmask(SIG_SETMASK, &blocked, &old);
         const int failure = pthread_create(&r->thread, NULL, reports_main, r);
         pthread_sigmask(SIG_SETMASK, &old, NULL);
@@ -263,7 +263,7 @@ static ep_err reports_acquire(const ep_stage *stage, reports **out_reports, ep_e
     return EP_OK;
 }
 
-/* The last user's stream wakes the thread. NULL: it has none that is subscribed. */
+/* stream: of the last user, to wake the thread with a callback; NULL: none is subscribed. */
 static void reports_release(reports *r, ep_acl_stream stream)
 {
     pthread_mutex_lock(&all.lock);
@@ -319,7 +319,7 @@ static ep_err add_tensors(ep_stage *stage, ep_moe_args *args, ep_tensor *out, ep
             "%s is in host memory, other tensors are on a device: x and out must both be there",
             args->x.memory == EP_MEMORY_HOST ? "x" : "out");
     }
-    if (args->on_tokens != NULL) { /* the rows would be in memory of ours only */
+    if (args->on_tokens != NULL) { /* finished rows would be only in the pinned copy */
         return ep_error_set(
             out_error, EP_ERR_INVALID_ARGUMENT,
             "on_tokens is set with tensors on a device: allowed NULL, the stream of "
@@ -408,7 +408,8 @@ ep_err ep_stream_call_create(ep_moe_args *args, ep_tensor *out, ep_stream_call *
     return EP_OK;
 }
 
-/* Whether the streams have passed what they hold of a call that was made whole, or never will. */
+/* Whether the streams hold no tasks of this fully made call any more, or never will run them
+ * because the device is lost. */
 static bool settle(const ep_stream_call *s)
 {
     ep_error error;
@@ -421,13 +422,13 @@ static bool settle(const ep_stream_call *s)
         err = EP_STAGE_CALL(&s->stage, &error, aclrtSynchronizeStreamWithTimeout, s->stream,
                             SETTLE_MS);
     }
-    /* or the wait took too long, which is told alike: it can still be spoken to */
+    /* a time-out gives the same code: ask the device to tell them apart */
     if (err == EP_ERR_DEVICE_LOST) {
         ep_acl_event_status status = 0;
         err = EP_STAGE_CALL(&s->stage, &error, aclrtQueryEventStatus, s->taken, &status);
         return err == EP_ERR_DEVICE_LOST;
     }
-    return true; /* passed, failed tasks too */
+    return true; /* the tasks have passed, even if some failed */
 }
 
 static void drop_objects(ep_stream_call *s)
@@ -460,7 +461,7 @@ static void leave_reports(ep_stream_call *s, bool is_settled)
     *link = s->next;
     pthread_mutex_unlock(&all.lock);
     reports_release(s->reports, s->stream);
-    if (is_settled) { /* the callback that woke the thread is the last task */
+    if (is_settled) { /* waits for the callback that woke the thread, the last task */
         (void)s->stage.acl->aclrtSynchronizeStreamWithTimeout(s->stream, SETTLE_MS);
         (void)s->stage.acl->aclrtUnSubscribeReport(thread, s->stream);
     }
@@ -483,8 +484,7 @@ void ep_stream_call_destroy(ep_stream_call *s)
     if (s->reports != NULL) {
         leave_reports(s, is_settled);
     }
-    /* else what a stream may still use is left as it is, rather than pulled from under the
-     * device */
+    /* otherwise objects that the device may still use are not freed */
     if (is_settled) {
         drop_objects(s);
         free(s);
@@ -494,7 +494,7 @@ void ep_stream_call_destroy(ep_stream_call *s)
 
 /* ---- a run, for the caller's thread ---- */
 
-/* The inputs are copied behind what stream holds now, and behind what took the result before. */
+/* Copies the inputs after the tasks that stream holds now and after the former result was taken. */
 static ep_err enqueue_inputs(const ep_stream_call *s, ep_acl_stream stream, ep_error *out_error)
 {
     const ep_stage *stage = &s->stage;
@@ -530,14 +530,14 @@ static ep_err enqueue_begin(ep_stream_call *s, ep_acl_stream stream, ep_error *o
     s->phase = PHASE_ENQUEUED;
     void *run = (void *)(uintptr_t)s->run;
     pthread_mutex_unlock(&all.lock);
-    ep_call_use(s->call); /* until it has started */
+    ep_call_use(s->call); /* released once the run has started */
     err = EP_STAGE_CALL(&s->stage, out_error, aclrtLaunchCallback, on_copied, run,
                         EP_ACL_CALLBACK_NO_BLOCK, s->stream);
     if (err == EP_OK) {
         return EP_OK;
     }
     pthread_mutex_lock(&all.lock);
-    /* else the loss of the device was seen: the run is about to end */
+    /* otherwise look_for_loss has taken the run and ends it */
     const bool is_mine = s->phase == PHASE_ENQUEUED;
     s->phase = is_mine ? PHASE_IDLE : s->phase;
     pthread_mutex_unlock(&all.lock);
@@ -566,7 +566,7 @@ static ep_err begin(ep_call *call, uint32_t n_active, void *stream, ep_error *ou
     return err;
 }
 
-/* What both functions want of a call and a stream. */
+/* The checks that both public functions share. */
 static ep_err check_call(const ep_call *call, const void *stream, ep_error *out_error)
 {
     if (call == NULL || call->form != EP_FORM_PREPARED) {
@@ -596,7 +596,7 @@ ep_err ep_moe_begin_on_stream(ep_call *call, uint32_t n_active, void *stream, ep
     return err;
 }
 
-/* Behind what took the result before: a stream that is ahead of that one would take its notify. */
+/* Waits for the notify, but not before the former result was taken, which has a notify too. */
 static ep_err enqueue_wait(ep_stream_call *s, ep_acl_stream stream, ep_error *out_error)
 {
     const ep_stage *stage = &s->stage;
@@ -676,7 +676,7 @@ bool ep_stream_call_wait(ep_stream_call *s, uint64_t timeout_ns, ep_error *out_e
     return has_started;
 }
 
-/* A notify that nobody waited for would let the next run's result pass before it is there. */
+/* Consumes the notify if no stream waited for it, or the next run's wait would return too early. */
 void ep_stream_call_collect(ep_stream_call *s)
 {
     ep_acl_context before = NULL;

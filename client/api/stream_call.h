@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A prepared call whose tensors are on an Ascend device: what lies between the caller's stream and
- * the run.
+ * A prepared call whose tensors are on an Ascend device: connects the caller's stream with the run.
  *
  *   caller's stream   ... record begun ......................... wait for ended, copy out in,
  *                     record taken ...
@@ -9,9 +8,9 @@
  *                     ended
  *   host              callback -> the reports' thread starts the run; whoever ends it records ended
  *
- * Events tell streams what another stream has done, and only of what was recorded before the wait.
- * So the caller's stream waits for a notify, which may be recorded later: when the run has ended,
- * by our own stream. A callback may not call the runtime: it marks its run, and the thread that
+ * A stream can wait only for events that were recorded before the wait. So the caller's stream
+ * waits for a notify instead, which may be recorded later: the own stream records it when the run
+ * has ended. A callback must not call the runtime, so it only marks its run, and the thread that
  * processes reports does the rest.
  */
 #ifndef EP_CLIENT_STREAM_CALL_H
@@ -22,32 +21,32 @@
 typedef struct ep_stream_call ep_stream_call;
 
 /*
- * Moves the tensors that are on a device to pinned memory, in args and out; *out_stream_call is
- * NULL when none is.
- * Errors: as ep_stage_add; INVALID_ARGUMENT (x or out in host memory, the other on the device),
+ * Replaces device tensors in args and out by pinned host memory; *out_stream_call is NULL if there
+ * are none. Errors: as ep_stage_add; INVALID_ARGUMENT (only one of x and out is on the device),
  * NO_MEMORY, IO, the runtime's.
  */
 ep_err ep_stream_call_create(ep_moe_args *args, ep_tensor *out, ep_stream_call **out_stream_call,
                              ep_error *out_error);
-/* Between runs. What a stream still holds is waited for, or left as it is (5 s). NULL allowed. */
+/* Call it between runs. Waits up to 5 s for tasks in the streams; memory that later tasks may use
+ * is not freed. NULL allowed. */
 void ep_stream_call_destroy(ep_stream_call *s);
 
 /*
- * False: the call has a run, to be cancelled there. True: there is none yet, and it ends with
- * CANCELLED when its inputs are there, or there will be none.
+ * False: the run has started and must be cancelled there. True: it has not; if it has begun, it
+ * ends with CANCELLED once its inputs are copied.
  */
 bool ep_stream_call_cancel(ep_stream_call *s);
 /*
- * The call's on_done: before the end of a run is told, lets the caller's stream go on. The call's
- * error becomes the device's where there was none.
+ * The call's on_done: lets the caller's stream go on, before the end of the run is reported. An
+ * error of the device becomes the call's if that has none.
  */
 void ep_stream_call_end(void *stream_call, const ep_moe_result *result);
 /*
- * Waits until the run has started, up to timeout_ns (UINT64_MAX: for ever): false: it has not. An
- * error in *out_error: it never will, and has ended.
+ * Waits up to timeout_ns (UINT64_MAX: for ever) until the run has started; false: it has not. With
+ * an error in *out_error it has ended without being started.
  */
 bool ep_stream_call_wait(ep_stream_call *s, uint64_t timeout_ns, ep_error *out_error);
-/* The run has ended and is told: the next one may begin. */
+/* The end of the run has been reported: the next one may begin. */
 void ep_stream_call_collect(ep_stream_call *s);
 
 #endif
