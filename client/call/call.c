@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Life of a call: the inbox, who is busy with it, its timer, and telling its end exactly once. */
+/* Life of a call: its inbox, its busy thread, its timer, and the one report of its end. */
 #include "call/call.h"
 
 #include <inttypes.h>
@@ -47,8 +47,7 @@ static void perform(ep_call *call, ep_call_actions *actions)
     }
 }
 
-/* Takes everything out of the inbox and steps the state with it; called and returns with the lock
- * held. */
+/* Empties the inbox and steps the state with the events. Lock held, but not in between. */
 static void work(ep_call *call)
 {
     ep_call_frame *frame = call->inbox_head;
@@ -60,7 +59,8 @@ static void work(ep_call *call)
     pthread_mutex_unlock(&call->lock);
 
     uint64_t now_ns = ep_clock_now_ns();
-    if ((flags & EP_CALL_FLAG_CANCEL) != 0) { /* first: who cancels is told of no more tokens */
+    /* first, so that on_tokens is not called after a cancel */
+    if ((flags & EP_CALL_FLAG_CANCEL) != 0) {
         ep_call_state_step(&call->state, now_ns, &(ep_call_event){.kind = EP_EVENT_CANCEL},
                            &actions);
     }
@@ -78,14 +78,14 @@ static void work(ep_call *call)
                            &actions);
     }
     perform(call, &actions);
-    if (call->spec.on_tokens != NULL &&
-        (call->deliver || call->state.phase == EP_CALL_RUNNING)) { /* else: a cancel between runs */
-        ep_call_tell_tokens(call); /* behind what keeps nodes busy */
+    /* not after a cancel between runs */
+    if (call->spec.on_tokens != NULL && (call->deliver || call->state.phase == EP_CALL_RUNNING)) {
+        ep_call_tell_tokens(call); /* last, since sending keeps nodes busy */
     }
     pthread_mutex_lock(&call->lock);
 }
 
-/* Tells the end of the run. The timer of a finished call is not needed any more. */
+/* Reports the end of the run and cancels the timer. */
 static void tell_end(ep_call *call)
 {
     if (call->timer_used && ep_timer_cancel(call->client->timers, &call->timer)) {
@@ -94,7 +94,7 @@ static void tell_end(ep_call *call)
     call->timer_ns = 0;
     ep_call_registry_remove(&call->client->registry, call);
     if (call->spec.on_tokens != NULL) {
-        ep_call_tell_tokens(call); /* of a run that was over at once */
+        ep_call_tell_tokens(call); /* for a run that ended at once */
     }
     if (call->on_done != NULL) {
         call->on_done(call->on_done_arg, &call->result);
@@ -104,7 +104,7 @@ static void tell_end(ep_call *call)
     pthread_cond_broadcast(&call->changed);
     pthread_mutex_unlock(&call->lock);
     if (call->form == EP_FORM_CALLBACK) {
-        ep_call_unref(call); /* its owner was the run itself */
+        ep_call_unref(call); /* the run itself was the owner */
     }
     ep_call_unuse(call);
 }
@@ -118,9 +118,8 @@ static void cancel_locked(ep_call *call)
     }
 }
 
-/* Arms the timer for what the state waits for; only the busy thread does. The armed timer holds a
- * use; so does one whose function is just running. With no memory for that the call ends: it could
- * not keep its deadline. */
+/* Arms the timer for the state's next due time; for the busy thread only. A timer holds a use while
+ * it is armed or its function runs. Without memory for it the call ends, having no deadline. */
 static void sync_timer(ep_call *call)
 {
     uint64_t due_ns = ep_call_state_due_ns(&call->state);
@@ -128,7 +127,7 @@ static void sync_timer(ep_call *call)
         return;
     }
     if (!call->timer_used || !ep_timer_cancel(call->client->timers, &call->timer)) {
-        ep_call_use(call); /* else the use of the cancelled one goes on */
+        ep_call_use(call); /* otherwise the cancelled timer's use is kept */
     }
     call->timer_used = true;
     call->timer_ns = due_ns;
@@ -141,7 +140,7 @@ static void sync_timer(ep_call *call)
     }
 }
 
-/* Lets go when there is nothing to do; the lock is held, and dropped if so. */
+/* Stops being busy if there is nothing to do. Lock held; dropped if true. */
 static bool try_let_go(ep_call *call)
 {
     if (call->deliver || call->flags != 0) {
@@ -155,7 +154,7 @@ static bool try_let_go(ep_call *call)
     return true;
 }
 
-/* Works while there are events, then lets go. Called busy, with the lock held and a reference;
+/* Works while there are events, then stops being busy. Called with the lock and a reference held;
  * returns without the lock. */
 static void work_and_leave(ep_call *call)
 {
@@ -175,7 +174,7 @@ static void work_and_leave(ep_call *call)
     } while (!try_let_go(call));
 }
 
-/* The busy thread makes a worker the busy one. */
+/* Passes the role of the busy thread to a worker. */
 static void hand_over(ep_call *call)
 {
     ep_call_use(call);
@@ -203,7 +202,7 @@ void ep_call_post(ep_call *call, ep_call_frame *taken_frame, uint32_t flags)
         return;
     }
     call->busy = true;
-    /* packing, combining or a callback would delay every deadline */
+    /* packing, combining or a callback on the timers' thread would delay every deadline */
     if (ep_timer_on_thread(call->client->timers)) {
         pthread_mutex_unlock(&call->lock);
         hand_over(call);
@@ -229,13 +228,13 @@ void ep_call_on_timer(ep_timer *timer, void *arg)
     ep_call_unuse(call);
 }
 
-/* A callback never runs in the thread that cancels, so the work is handed over. */
+/* Hands the work over, so that no callback runs on the thread that cancels. */
 void ep_call_stop(ep_call *call)
 {
     ep_call_use(call);
     bool mine = false;
     pthread_mutex_lock(&call->lock);
-    /* else there is nothing to cancel, and the workers may have ended with the client */
+    /* a done call has nothing to cancel, and its client's workers may be gone */
     if (!call->done) {
         mine = !call->busy;
         cancel_locked(call);
@@ -345,7 +344,7 @@ static ep_err prepare_run(ep_call *call, const ep_view_layer *at, ep_error *out_
     return err == EP_OK ? ep_call_registry_add(&client->registry, call, out_error) : err;
 }
 
-/* After prepare_run: sends what can be sent at once. */
+/* After prepare_run: sends the first windows. */
 static void begin_run(ep_call *call, uint64_t begin_ns)
 {
     ep_client *client = call->client;
@@ -356,7 +355,8 @@ static void begin_run(ep_call *call, uint64_t begin_ns)
     ep_call_use(call);
     ep_count(&client->counters.calls, 1);
     ep_retry_budget_share(&client->budget, ep_client_hedge_permille(&client->config, table));
-    if (spec->batch.nan_policy != EP_NAN_PASS) { /* else x is read once only, when it is packed */
+    /* with pass x is read only once, when it is packed */
+    if (spec->batch.nan_policy != EP_NAN_PASS) {
         count_nonfinite(call);
     }
     call->comm_alg = EP_MOE_COMM_FULLMESH;
@@ -379,14 +379,14 @@ static void begin_run(ep_call *call, uint64_t begin_ns)
     ep_call_state_begin(&call->state, begin_ns, begin_ns + deadline_us * EP_NS_PER_US,
                         call->flow.windows_count, spec->allow_missing);
     ep_call_send_windows(call, &actions);
-    perform(call, &actions); /* a first round may fail, or need nothing, at once */
+    perform(call, &actions); /* the call may fail at once, or need no rows */
 }
 
 ep_err ep_call_start(ep_call *call, const ep_view_layer *at, uint32_t tokens, uint64_t begin_ns,
                      ep_error *out_error)
 {
     pthread_mutex_lock(&call->lock);
-    while (call->busy) { /* a late answer of the run before is being dropped */
+    while (call->busy) { /* a thread is dropping a late answer of the former run */
         wait_changed(call);
     }
     call->busy = true;
@@ -455,14 +455,14 @@ void ep_call_leave(ep_call *call)
     pthread_mutex_lock(&call->lock);
     if (!try_let_go(call)) {
         pthread_mutex_unlock(&call->lock);
-        hand_over(call); /* callbacks must not run inside the call that began it */
+        hand_over(call); /* callbacks must not run inside the function that began the call */
     }
 }
 
 /*
- * Waits for an event or the time the state waits for; the lock is held. With busy polling it first
- * looks again and again for so long, which saves the wake-up: the lock is free between two looks,
- * for whoever brings the event, the core now and then, for whoever needs it.
+ * Waits for an event or the state's next due time. Lock held. With busy polling it first checks for
+ * events in a loop for some time, which saves the wake-up. The lock is held during a check and free
+ * in between; now and then the loop yields the core.
  */
 static void wait_event(ep_call *call)
 {
@@ -503,7 +503,7 @@ void ep_call_drive(ep_call *call)
 void ep_call_wait(ep_call *call)
 {
     pthread_mutex_lock(&call->lock);
-    while (call->busy && !call->done) { /* a library thread is at it */
+    while (call->busy && !call->done) { /* a library thread works on it */
         wait_changed(call);
     }
     bool done = call->done;

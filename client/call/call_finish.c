@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The end of a window and of a run: combine, the result, and an error that says what was waited
- * for.
+ * The end of a window and of a run: combine, the result, and the error of a wait.
  *
- * out is written only on success. A decode run is combined straight into it, once every row is
- * here. Prefill is combined token by token as rows land, while others are still computed and
- * travel, into a scratch result that is copied at the end: memory is bounded by four windows' rows
- * and one result, whatever T is. With on_tokens both are combined as rows land, straight into out.
+ * out is written only on success. A decode run is combined straight into it once every row has
+ * come. Prefill is combined token by token as rows arrive, into a scratch result that is copied at
+ * the end; so memory is bounded by four windows' rows and one result, whatever T is. With on_tokens
+ * both are combined as rows arrive, straight into out.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -28,8 +27,7 @@ static uint32_t out_rows_per_token(const ep_batch *batch)
     return batch->form == EP_RESULT_UNCOMBINED ? batch->top_k : 1;
 }
 
-/* With rows_nan_policy reject: a row that it refuses ends the call, once it is over; nothing is
- * written of its tokens. */
+/* With rows_nan_policy reject: a refused row becomes the call's error, and nothing is written. */
 static bool has_refused_row(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
     const ep_batch *batch = &call->spec.batch;
@@ -49,7 +47,7 @@ static bool has_refused_row(ep_call *call, uint32_t token_begin, uint32_t token_
     return true;
 }
 
-/* Into the scratch result, or straight into out. */
+/* Combines tokens into the scratch result or straight into out. */
 static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
     const ep_batch *batch = &call->spec.batch;
@@ -70,8 +68,8 @@ static void combine(ep_call *call, uint32_t token_begin, uint32_t token_end)
     call->combine_ns += begin_ns != 0 ? ep_clock_now_ns() - begin_ns : 0;
 }
 
-/* The slot's row came with this frame, and not with another that has the slot too. Frames of node
- * sums are sent again as a whole or not at all: of two, one counts. */
+/* Whether the slot's row came with this frame and not with another that has the slot too. With node
+ * sums only one of two such frames counts, since they are sent again only as a whole. */
 static bool has_row(const ep_call *call, const ep_call_frame *frame, uint32_t index)
 {
     return call->spec.batch.node_sum ||
@@ -85,7 +83,7 @@ void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame)
     for (uint32_t i = 0; i < frame->slots_count; i++) {
         uint32_t *left = &call->rows_left[frame->slots[i] / per_token];
         if (!has_row(call, frame, i)) {
-            continue; /* sent twice, and here already */
+            continue; /* sent twice; the first row counts */
         }
         EP_ASSERT(*left > 0 && *left != EP_CALL_COMBINED);
         ready += --*left == 0;
@@ -103,8 +101,8 @@ void ep_call_combine_ready(ep_call *call, const ep_call_frame *frame)
     }
 }
 
-/* Piecewise: tokens that wait for no row: those without one and, at the end of a run, those whose
- * rows are missing. */
+/* With is_piecewise: combines tokens without rows to wait for and, at the end of a run, with rows
+ * missing. */
 static void combine_rest(ep_call *call, uint32_t token_begin, uint32_t token_end)
 {
     uint32_t rest = 0;
@@ -126,7 +124,7 @@ static void combine_rest(ep_call *call, uint32_t token_begin, uint32_t token_end
     }
 }
 
-/* Tokens from first on that wait for no row: their end. */
+/* End of the tokens from first on that wait for no row. */
 static uint32_t finished_end(const ep_call *call, uint32_t first)
 {
     uint32_t end = first;
@@ -147,7 +145,7 @@ void ep_call_tell_tokens(ep_call *call)
     uint32_t first = result->tokens_delivered;
     uint32_t end = finished_end(call, first);
     if (end > first) {
-        combine_rest(call, first, end); /* those that never had a row to wait for */
+        combine_rest(call, first, end); /* tokens without rows to wait for */
         if (result->error.code != EP_OK) {
             return; /* a row was refused */
         }
@@ -182,7 +180,7 @@ static void give_back_room(ep_call *call)
 void ep_call_end_window(ep_call *call, uint32_t window)
 {
     ep_call_window *ended = &call->windows[window];
-    EP_ASSERT(call->flow.is_piecewise); /* the only window ends with the run */
+    EP_ASSERT(call->flow.is_piecewise); /* otherwise the only window ends with the run */
     combine_rest(call, ended->begin, ended->end);
     for (uint32_t i = 0; i < call->state.parcels_count; i++) {
         const ep_parcel *parcel = &call->state.parcels[i];
@@ -194,21 +192,20 @@ void ep_call_end_window(ep_call *call, uint32_t window)
     ep_call_state_release_window(&call->state, window);
     call->kept_bytes += ended->bytes;
     ended->bytes = 0;
-    /* else other calls could leave this one without room halfway */
+    /* kept until the last window is sent: other calls could leave this one without room halfway */
     if (call->tokens_sent == call->spec.batch.tokens) {
         give_back_room(call);
     }
 }
 
-/* With allow_missing, at the deadline: slots whose row did not come, in windows under way and in
- * those never sent. */
+/* With allow_missing: lists slots whose rows have not come, in windows under way and never sent. */
 static void count_missing(ep_call *call)
 {
     const uint32_t per_token = call->slots_per_token;
     size_t sent_end = (size_t)call->tokens_sent * per_token;
     size_t end = (size_t)call->spec.batch.tokens * per_token;
     memset(call->rows + sent_end, 0, (end - sent_end) * sizeof(*call->rows));
-    /* rows of windows that were combined are gone, but not NULL */
+    /* rows of combined windows are freed, but their pointers are not NULL */
     for (size_t s = 0; s < end; s++) {
         uint32_t expert;
         ep_slot_kind kind = ep_call_slot(call, (uint32_t)s, &expert);
@@ -248,7 +245,7 @@ static void write_out(ep_call *call)
 
 /* ---- errors ---- */
 
-/* The node that held an expert before the table lost it; NULL: it has a copy, or nobody is
+/* The last node that held an expert without a copy in the table; NULL: it has one, or no node is
  * known. */
 static ep_peer *former_owner(const ep_call *call, uint32_t expert)
 {
@@ -312,7 +309,7 @@ static void write_last_report(const ep_call *call, uint64_t now_ns, char *out_te
     }
 }
 
-/* A node that is connected and did not answer, or slots that found no live copy. */
+/* The error when a connected node did not answer, or slots found no live copy. */
 static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now_ns,
                          ep_error *error)
 {
@@ -380,7 +377,7 @@ static void explain(ep_call *call, uint64_t now_ns, ep_error *error)
 void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns)
 {
     bool is_short = call->state.code == EP_OK && call->result.missing_count > 0;
-    /* OK: other copies had answered */
+    /* EP_OK: other copies have answered */
     ep_err why = is_short ? EP_ERR_DEADLINE_EXCEEDED : call->state.code;
     for (uint32_t i = 0; i < call->state.parcels_count; i++) {
         ep_call_frame *frame = call->frames[i];
@@ -388,7 +385,7 @@ void ep_call_cancel_zombies(ep_call *call, uint64_t now_ns)
             ep_answer_times *times = &frame->link->times;
             uint64_t waited_ns = now_ns > frame->sent_ns ? now_ns - frame->sent_ns : 0;
             ep_answer_times_add_lost(times, frame->slots_count, waited_ns);
-            /* a hedge was sent later */
+            /* not for hedges, which were sent later */
             if (why == EP_OK && call->state.parcels[i].hedge_of == UINT32_MAX) {
                 ep_answer_pace_add_lost(times);
             }
@@ -424,7 +421,7 @@ void ep_call_end_run(ep_call *call, uint64_t now_ns)
             ep_call_clear_frame(call->frames[i]);
         }
     }
-    give_back_room(call); /* when its buffers are back */
+    give_back_room(call); /* after the buffers are released */
     result->total_us = (ep_clock_now_ns() - call->state.begin_ns) / EP_NS_PER_US;
     result->pack_us = call->pack_ns / EP_NS_PER_US;
     result->combine_us = call->combine_ns / EP_NS_PER_US;

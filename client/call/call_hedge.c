@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Second sends: slots whose answer is late, or whose node is silent, go to other copies while the
- * first frame stays in flight. call_state decides what counts; here is only who gets what. In a
+ * Hedges: slots whose answer is late, or whose node is silent, go to other copies while the first
+ * frame stays in flight. call_state decides which answer counts; this file chooses the copies. In a
  * steady state nothing is allocated.
  */
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 #include "base/clock.h"
 #include "call/call_steps.h"
 
-/* When a silent node's slots have no other copy now, or only such as have failed, look for one
- * again after so long. */
+/* Pause between looks for copies of a silent node's slots, when there is none or all have
+ * failed. */
 #define AGAIN_NS (50 * EP_NS_PER_MS)
 
 static bool all_have_copy(const ep_call *call, const uint32_t *numbers, uint32_t count)
@@ -24,7 +24,7 @@ static bool all_have_copy(const ep_call *call, const uint32_t *numbers, uint32_t
     return true;
 }
 
-/* Of the frame's slots those without a row, ascending. */
+/* The frame's slots without a row, ascending. */
 static uint32_t slots_wanted(const ep_call *call, const ep_call_frame *frame, uint32_t *out_numbers)
 {
     uint32_t count = 0;
@@ -37,9 +37,8 @@ static uint32_t slots_wanted(const ep_call *call, const ep_call_frame *frame, ui
     return count;
 }
 
-/* A late frame's second send is a wish: in a prepared call it takes no frame that is not there yet,
- * nor one that the next run's first sending may need while losers of this one still wait for their
- * end. */
+/* Whether there are frames for a late frame's hedges. A prepared call must not allocate for them,
+ * nor take frames that the next run may need while losers of this run are in flight. */
 static bool has_room(const ep_call *call, uint32_t chunks)
 {
     uint32_t used = ep_call_state_parcels_used(&call->state);
@@ -47,17 +46,16 @@ static bool has_room(const ep_call *call, uint32_t chunks)
            used + chunks + call->first_frames_max <= call->frames_count;
 }
 
-/* Its end sends its slots to other copies. */
+/* Cancels a frame; when it ends, its slots go to other copies. */
 static void give_up(ep_call_frame *frame)
 {
     frame->given_up = true;
     ep_rpc_call_cancel(frame->channel, frame->rpc_id);
 }
 
-/* All of a frame's slots, or none: the window waits for the slowest of them anyhow. A frame of node
- * sums only as one frame again: sums over other groups of slots are other sums, and cannot be mixed
- * with the first frame's. Where one frame does not do, that of a silent node is given up: its end
- * sends the slots to their other copies. */
+/* Sends all of a frame's slots or none, as the window waits for the slowest slot anyway. Node sums
+ * must go in one frame again, since sums over other groups of slots cannot be mixed with the first
+ * frame's. If that is not possible and the node is silent, its frame is given up instead. */
 static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *numbers,
                        ep_call_actions *actions)
 {
@@ -91,7 +89,7 @@ static void send_again(ep_call *call, uint32_t parcel, bool silent, uint32_t *nu
                       silent ? EP_SEND_SILENT : EP_SEND_LATE, parcel, actions);
 }
 
-/* The list lies where the slots of the new frames will: the plan has copied it by then. */
+/* The list of slots uses memory of the new frames' slots; the plan copies it before. */
 static void hedge(ep_call *call, uint32_t parcel, bool silent, ep_call_actions *actions)
 {
     uint32_t count = call->frames[parcel]->slots_count;
@@ -129,7 +127,7 @@ static void look_at(ep_call *call, uint32_t parcel, uint64_t now_ns, ep_call_act
     }
     ep_call_state_watch(&call->state, parcel, late ? EP_TIME_NEVER : p->hedge_ns, look_ns);
     if (p->phase == EP_PARCEL_HEDGE) {
-        if (silent) { /* its end makes the parcel wait alone again, or go to yet another copy */
+        if (silent) { /* hedge_failed then decides what the parcel does */
             give_up(frame);
         }
         return;

@@ -13,7 +13,7 @@ _Static_assert((int)EP_MOE_COMM_WHY_ALONE == (int)EP_HOST_ALONE &&
                    (int)EP_MOE_COMM_WHY_MEASURED == (int)EP_HOST_MEASURED,
                "why of auto");
 
-/* A node that passed nothing on may do so after its next heartbeat. */
+/* A node that refused to pass rows on may do so after its next heartbeat. */
 #define REFUSED_NS EP_NS_PER_S
 
 /* ---- which way ---- */
@@ -22,8 +22,7 @@ void ep_call_begin_hosts(ep_call *call)
 {
     const ep_view *view = call->at.view;
     ep_moe_comm comm_alg = call->spec.comm_alg;
-    /* Nodes pass rows on to whom the coordinator has named to them; a table made here knows of
-     * none. */
+    /* Nodes pass rows on only to neighbours named by a coordinator; a local table has none. */
     if (comm_alg == EP_MOE_COMM_DEFAULT || view->table->epoch.term == 0 ||
         (comm_alg == EP_MOE_COMM_AUTO && ep_batch_row_per_slot(&call->spec.batch))) {
         comm_alg = EP_MOE_COMM_FULLMESH;
@@ -60,7 +59,8 @@ static void choose_host(ep_call *call, uint32_t host, uint64_t now_ns, ep_host_c
     ep_host_choose(&question, out_choice);
 }
 
-/* Hosts work side by side: a call takes as long as the slowest. */
+/* Chooses for each host. They work in parallel, so the call's expected time is the slowest
+ * one's. */
 static void choose_all(ep_call *call)
 {
     ep_moe_result *result = &call->result;
@@ -105,7 +105,7 @@ bool ep_call_choose_hosts(ep_call *call, uint32_t token_begin, uint32_t token_en
             call->hosts[n].by_host = true;
         }
     } else if (!call->chose_hosts) {
-        /* those of the first window stand for all */
+        /* the loads of the first window are taken for all windows */
         ep_host_count_loads(&call->spec.batch, &call->at.layer->shape, call->chosen, view->groups,
                             nodes, token_begin, token_end, call->spec.batch.tokens,
                             call->host_scratch, call->host_loads);
@@ -191,7 +191,7 @@ void ep_call_learn_hosts(ep_call *call)
     const ep_moe_result *result = &call->result;
     if (call->state.code != EP_OK || result->rerouted_frames != 0 || result->hedged_frames != 0 ||
         result->missing_count != 0) {
-        return; /* it says what failures take */
+        return; /* its times would measure the failures */
     }
     for (uint32_t n = 0; n < call->at.view->table->nodes_count; n++) {
         const ep_call_host *host = &call->hosts[n];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a call holds: the object and its references, arrays, frames, the table it uses. */
+/* Memory of a call: the object and its references, arrays, frames, and the table in use. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,7 +87,7 @@ void ep_call_unuse(ep_call *call)
 
 /* ---- arrays ---- */
 
-/* Replaces *array when it is shorter than wanted; its contents are not kept. */
+/* Replaces *array when it is too short; its contents are lost. */
 static bool grow_aligned(void *array, size_t *capacity_bytes, size_t wanted_bytes)
 {
     void *old;
@@ -102,17 +102,17 @@ static bool grow_aligned(void *array, size_t *capacity_bytes, size_t wanted_byte
     return fresh != NULL;
 }
 
-/* Rows, slot numbers and, where it is made aside, a place for the result. */
+/* Reserves rows, slot numbers and, with is_aside, the scratch result. */
 ep_err ep_call_reserve_run(ep_call *call, const ep_layer_shape *shape, const ep_flow *flow,
                            ep_error *out_error)
 {
     const ep_batch *batch = &call->spec.batch;
     size_t per_token = ep_batch_slots_per_token(batch, shape);
-    /* of a slot: its row, its scales */
+    /* per slot: its row and its scales */
     size_t pointers = batch->combine_quant != EP_COMBINE_PLAIN ? 2 : 1;
-    size_t rows_bytes = (batch->tokens * per_token * pointers + 1) *
-                        sizeof(*call->rows); /* never none: an empty batch has an address too */
-    /* Twice: each slot may be sent a second time. */
+    /* one more, so that an empty batch has an address */
+    size_t rows_bytes = (batch->tokens * per_token * pointers + 1) * sizeof(*call->rows);
+    /* Twice, because each slot may be sent a second time. */
     size_t window_bytes =
         2 * EP_CALL_WINDOWS * flow->window_tokens * per_token * sizeof(*call->window_slots);
     size_t scratch_bytes = ep_combine_scratch_floats(batch->hidden) * sizeof(float);
@@ -188,9 +188,9 @@ static ep_err reserve_layer(ep_call *call, const ep_view_layer *at)
     return nodes > call->served_capacity ? ep_call_reserve_served(call, nodes) : EP_OK;
 }
 
-/* Frames of second sends that the budget can pay at once; a silent node's may be more, and then
- * allocate. Thrice, with the first ones: those of the two runs before may still wait for their
- * end. */
+/* The most frames of hedges that the budget pays for at once. Hedges for a silent node may be more,
+ * and then allocate. ep_call_reserve takes three times the frames of a run, as those of the two
+ * runs before may still be in flight. */
 static uint32_t hedges_max(uint32_t frames, uint64_t slots, uint32_t nodes)
 {
     uint64_t paid = EP_HEDGE_BUDGET_MAX / EP_HEDGE_COST;
@@ -210,14 +210,14 @@ ep_err ep_call_reserve(ep_call *call, const ep_view_layer *at, ep_error *out_err
     ep_flow_limits limits = call->client->flow;
     ep_err err = EP_OK;
     limits.is_streamed = call->spec.on_tokens != NULL;
-    /* A smaller run may travel in the other mode; together they bound what any run needs. */
+    /* A smaller run may use the other mode; both together bound what any run needs. */
     for (int mode = EP_MODE_DECODE; mode <= EP_MODE_PREFILL && err == EP_OK; mode++) {
         ep_flow flow;
         ep_flow_pick(&limits, (ep_mode)mode, batch, &layer->shape, &flow);
         uint32_t n = ep_flow_frames_max(&flow, (uint64_t)flow.window_tokens * per_token, nodes);
         n *= flow.windows_count < EP_CALL_WINDOWS ? flow.windows_count : EP_CALL_WINDOWS;
         frames = n > frames ? n : frames;
-        /* a run of fewer tokens may be one window as large as all */
+        /* a run of fewer tokens may be a single window of that size */
         uint64_t whole = (uint64_t)EP_CALL_WINDOWS * flow.window_tokens;
         flow.window_tokens = whole < batch->tokens ? (uint32_t)whole : batch->tokens;
         err = ep_call_reserve_run(call, &layer->shape, &flow, out_error);
@@ -227,7 +227,7 @@ ep_err ep_call_reserve(ep_call *call, const ep_view_layer *at, ep_error *out_err
     }
     call->first_frames_max = frames;
     frames = 3 * (frames + hedges_max(frames, (uint64_t)batch->tokens * per_token, nodes));
-    frames++; /* one more than there are parcels: ep_call_reserve_frames */
+    frames++; /* one more than parcels, as ep_call_reserve_frames asks for one ahead */
     err = reserve_layer(call, at);
     if (err == EP_OK) {
         err = ep_call_reserve_frames(call, frames);
@@ -308,7 +308,7 @@ ep_err ep_call_use_view(ep_call *call, const ep_view_layer *at)
     ep_view_ref(at->view);
     ep_view_unref(call->at.view);
     call->at = *at;
-    call->knows_hosts = false; /* places in hosts are those of another table */
+    call->knows_hosts = false; /* indexes of hosts belong to the former table */
     call->chose_hosts = false;
     call->slots_per_token = ep_batch_slots_per_token(&call->spec.batch, &at->layer->shape);
     call->row_scales = call->spec.batch.combine_quant == EP_COMBINE_PLAIN

@@ -16,7 +16,7 @@
 
 #define WRONG(...) ep_error_set(out_error, EP_ERR_DATA_LOSS, __VA_ARGS__)
 
-/* A reply that does not fit its request is a damaged one, whoever damaged it. */
+/* A reply that does not fit its request counts as damaged. */
 static ep_err check_reply(ep_call_frame *frame, const ep_rpc_reply *reply, ep_error *out_error)
 {
     const ep_batch *batch = &frame->call->spec.batch;
@@ -78,7 +78,7 @@ void ep_call_on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *erro
                                           .service_us = header->service_us};
         ep_answer_times_add(times, frame->slots_count, took_ns);
         ep_answer_pass_add(frame->norm, header->pass_rows);
-        if (!frame->is_relayed) { /* else a neighbour may have been the slow one */
+        if (!frame->is_relayed) { /* otherwise a neighbour may be the slow one */
             ep_answer_pace_add(times, frame->norm, frame->slots_count, took_ns,
                                frame->slowness == 1);
         }
@@ -100,11 +100,11 @@ static uint32_t node_of(const ep_call *call, const ep_peer *peer)
             return n;
         }
     }
-    return UINT32_MAX; /* a newer table is in use, in which it may be tried */
+    return UINT32_MAX; /* the node is not in the newer table in use */
 }
 
-/* The expert a node says it does not hold, when the frame has it: its other
- * experts may be asked there again. */
+/* Marks only the expert that the node says it does not hold; its other experts may be asked there
+ * again. */
 static bool mark_named(ep_call *call, const ep_call_frame *frame, const ep_error *error,
                        uint32_t node)
 {
@@ -118,7 +118,7 @@ static bool mark_named(ep_call *call, const ep_call_frame *frame, const ep_error
     return false;
 }
 
-/* Of a relayed frame a neighbour may have failed: then the error names it. */
+/* The node that failed: of a relayed frame the neighbour that the error names. */
 static uint32_t failed_node(const ep_call *call, const ep_call_frame *frame, const ep_error *error)
 {
     const ep_routing_table *table = call->at.view->table;
@@ -130,8 +130,8 @@ static uint32_t failed_node(const ep_call *call, const ep_call_frame *frame, con
     return node_of(call, frame->link->peer);
 }
 
-/* A node that did not pass rows on, at once: it may not have heard of their owner yet, of whom
- * nothing is known. Later it is the owner that says nothing. */
+/* Whether the owner was probably never asked: a node that refuses to pass rows on at once may not
+ * know it yet. A later failure means that the owner did not answer. */
 static bool is_owner_unasked(const ep_call *call, const ep_call_frame *frame, const ep_error *error,
                              uint32_t node)
 {
@@ -144,7 +144,7 @@ static bool is_owner_unasked(const ep_call *call, const ep_call_frame *frame, co
 void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error)
 {
     if (frame->link == NULL) {
-        return; /* it did not get that far */
+        return; /* it failed before a peer was set */
     }
     uint32_t node = failed_node(call, frame, error);
     if (error->node[0] == 0) {
@@ -158,10 +158,10 @@ void ep_call_mark_frame(ep_call *call, ep_call_frame *frame, ep_error *error)
         return;
     }
     if (ep_peer_link_lost_only_shm(frame->link, frame->channel)) {
-        return; /* the same node again, over its stream: nothing is known against it */
+        return; /* only shared memory was lost: the node may be tried over its stream */
     }
     uint32_t last = EP_NO_EXPERT;
-    for (uint32_t i = 0; i < frame->slots_count; i++) { /* slots come sorted by expert */
+    for (uint32_t i = 0; i < frame->slots_count; i++) { /* slots are sorted by expert */
         uint32_t expert = ep_call_expert(call, frame->slots[i]);
         if (expert != last) {
             ep_call_state_mark_tried(&call->state, call->at.layer, expert, node);
@@ -188,7 +188,7 @@ static void place_rows(ep_call *call, const ep_call_frame *frame)
     for (uint32_t i = 0; !batch->node_sum && i < frame->slots_count; i++) {
         uint32_t slot = frame->slots[i];
         if (call->rows[slot] != NULL) {
-            continue; /* a slot that was sent twice keeps its first */
+            continue; /* a slot that was sent twice keeps its first row */
         }
         call->rows[slot] = frame->rows + i * layout->row_bytes;
         if (has_scales) {
@@ -199,7 +199,7 @@ static void place_rows(ep_call *call, const ep_call_frame *frame)
     ep_count(&call->client->counters.bytes_received, frame->reply->bytes);
 }
 
-/* The result tells of the slowest frame. */
+/* Keeps the times of the slowest frame for the result. */
 static void count_times(ep_call *call, const ep_call_frame *frame)
 {
     const ep_frame_timing *timing = &frame->timing;

@@ -13,14 +13,14 @@
 #include "cluster/silence.h"
 #include "wire/frame.h"
 
-/* No answer is late before: a second frame costs about as much as it could save. */
+/* No answer counts as late before this: a second frame costs about as much as it could save. */
 #define EP_HEDGE_DELAY_MIN_NS (500 * EP_NS_PER_US)
 
 /* Slot numbers that are routed together: a list, or every needed slot of the window. */
 typedef struct slot_list {
     uint32_t *numbers;
     uint32_t count;
-    /* RESOURCE_EXHAUSTED: of the node that has no room for them before the deadline */
+    /* code RESOURCE_EXHAUSTED: from the node that has no room for them before the deadline */
     ep_error late;
 } slot_list;
 
@@ -37,8 +37,7 @@ static void fail_memory(ep_call *call, ep_call_actions *actions)
     fail(call, &error, actions);
 }
 
-/* Room for the slot numbers of a frame: in the window's array while it lasts
- * (a first round), else its own. */
+/* Memory for a frame's slot numbers: from the window's array while that lasts, else its own. */
 static ep_err give_slots(ep_call *call, ep_call_frame *frame, uint32_t count)
 {
     uint32_t window_index = call->state.parcels[frame->index].window;
@@ -59,9 +58,8 @@ static ep_err give_slots(ep_call *call, ep_call_frame *frame, uint32_t count)
 /* ---- the table ---- */
 
 /*
- * Takes the newest table for this round. A table that does not list the layer, or lists another
- * shape, is not used: the nodes of the old one serve until its last user is gone, and if they do
- * not, the call ends with their reports.
+ * Takes the newest table for this round, unless it lacks the layer or has another shape for it. The
+ * nodes of the old table serve until its last user is gone; else the call ends with their reports.
  */
 void ep_call_refresh_view(ep_call *call)
 {
@@ -72,13 +70,13 @@ void ep_call_refresh_view(ep_call *call)
         return;
     }
     const ep_layer_shape *old = &call->at.layer->shape;
-    /* The version that it began with, also when it named none and the default has moved: rows of
-     * two never mix. */
+    /* The version that the call began with, even if the default has changed: rows of two must not
+     * mix. */
     const char *version = call->at.view->table->models[call->at.model_index].version;
     if (ep_view_find(view, call->spec.model, version, call->spec.layer, &at, NULL) == EP_OK &&
         at.layer->shape.hidden == old->hidden && at.layer->shape.experts == old->experts &&
         at.layer->shape.shared_experts == old->shared_experts) {
-        (void)ep_call_use_view(call, &at); /* else the old one serves */
+        (void)ep_call_use_view(call, &at); /* without memory the old one stays in use */
     }
     ep_view_unref(view);
 }
@@ -133,14 +131,14 @@ static void fill_header(const ep_call *call, Expertd__V1__ForwardRequest *header
     header->step_group_size = call->spec.step_group_size;
     header->step_member = call->step_member;
     header->want_timing = call->spec.want_timing;
-    if (table->epoch.term != 0) { /* a table made here is nobody else's epoch */
+    if (table->epoch.term != 0) { /* a local table has no epoch that nodes know */
         epoch->term = table->epoch.term;
         epoch->number = table->epoch.number;
         header->epoch = epoch;
     }
 }
 
-/* The frame begins its way: from here on its answer may come. */
+/* Starts the frame's request; from here on its answer may come. */
 static ep_err start_request(ep_call *call, ep_call_frame *frame,
                             const Expertd__V1__ForwardRequest *header, ep_buffer *tensors,
                             ep_error *out_error)
@@ -180,7 +178,7 @@ static ep_err start_request(ep_call *call, ep_call_frame *frame,
     return err;
 }
 
-/* A node counts once, however many frames and rounds it gets. */
+/* Counts a frame; a node counts once, however many frames it gets. */
 static void count_sent(ep_call *call, const ep_peer *peer, uint64_t bytes, ep_send_reason reason)
 {
     ep_client *client = call->client;
@@ -208,7 +206,7 @@ static void count_sent(ep_call *call, const ep_peer *peer, uint64_t bytes, ep_se
             return;
         }
     }
-    /* else the number stays too low */
+    /* without memory the count stays too low */
     if (result->nodes < call->served_capacity ||
         ep_call_reserve_served(call, result->nodes + 1) == EP_OK) {
         call->served[result->nodes++] = peer;
@@ -223,7 +221,7 @@ static ep_err send_frame(ep_call *call, ep_call_frame *frame, uint32_t chunk_ind
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
     ep_call_relay relay = {.count = 0};
     ep_buffer *tensors = NULL;
-    if (call->is_by_host) { /* chooses the chunk's node, too */
+    if (call->is_by_host) { /* also sets the chunk's node */
         ep_call_split_chunk(call, chunk_index, &relay);
     }
     const ep_plan_chunk *chunk = &call->plan.chunks[chunk_index];
@@ -274,9 +272,9 @@ static ep_err send_frame(ep_call *call, ep_call_frame *frame, uint32_t chunk_ind
     return err;
 }
 
-/* Hedges are not hedged: their parcel may have other copies, but somewhere it has to end. One to a
- * node that falls silent is given up. A slow node's answer is late when a quick one's would be: to
- * try it again shall cost no call much. */
+/* Sets when the frame is late and when to check its node. Hedges are not hedged again, but one to a
+ * silent node is given up. For a slow node a frame is late when it would be for a quick one, so
+ * that trying the slow node costs a call little. */
 static void watch(ep_call *call, const ep_call_frame *frame, bool as_hedge)
 {
     uint64_t late_ns = ep_answer_times_late_ns(&frame->link->times, frame->slots_count);
@@ -290,7 +288,7 @@ static void watch(ep_call *call, const ep_call_frame *frame, bool as_hedge)
                         frame->sent_ns + EP_SILENCE_PING_NS);
 }
 
-/* A failure to send is an event like any other. */
+/* A failure to send becomes an event. */
 void ep_call_send_plan(ep_call *call, uint32_t window, ep_send_reason reason, uint32_t hedge_of,
                        ep_call_actions *actions)
 {
@@ -347,7 +345,7 @@ ep_err ep_call_build_plan(ep_call *call, const ep_call_window *window, const uin
                                  call->is_by_host ? call->grouped : call->chosen, &cut, out_error);
 }
 
-/* Keeps the slots without a copy as a parcel: stuck, or is_late. */
+/* Keeps slots without a copy as a parcel, stuck or late. */
 static ep_err keep(ep_call *call, uint32_t window, const uint32_t *numbers, uint32_t count,
                    bool is_late)
 {
@@ -389,7 +387,7 @@ static ep_err split_list(const ep_call *call, slot_list *list, uint32_t *out_wit
     return EP_OK;
 }
 
-/* After the copies are chosen: sends what has one, keeps what has none. */
+/* After copies are chosen: sends slots with a copy, keeps those without. */
 static void route_list(ep_call *call, uint32_t window, slot_list *list, bool again,
                        ep_call_actions *actions)
 {
@@ -399,7 +397,7 @@ static void route_list(ep_call *call, uint32_t window, slot_list *list, bool aga
     ep_err err = split_list(call, list, &with_copy);
     if (err == EP_OK && with_copy < list->count && is_late && !call->state.allow_missing) {
         ep_error_prefix(&error, error.code, "node %s", error.node);
-        fail(call, &error, actions); /* what other nodes would still compute is of no use */
+        fail(call, &error, actions); /* work of other nodes would be in vain */
         return;
     }
     if (err == EP_OK && with_copy < list->count) {
@@ -420,8 +418,7 @@ static void route_list(ep_call *call, uint32_t window, slot_list *list, bool aga
     ep_call_send_plan(call, window, again ? EP_SEND_AGAIN : EP_SEND_FIRST, UINT32_MAX, actions);
 }
 
-/* Slots that wait are woken by what changes from now on; what changed since `seen` is looked at
- * again. */
+/* Registers the call for the next wake; if there was one since `seen`, wakes it at once. */
 static void wait_for_wake(ep_call *call, uint64_t seen)
 {
     if (!ep_call_registry_wait(&call->client->registry, call, seen)) {
@@ -431,8 +428,7 @@ static void wait_for_wake(ep_call *call, uint64_t seen)
     }
 }
 
-/* Some expert of the window has no copy now: by the newest table, slot by slot, which is slower and
- * allocates. */
+/* Routes a window slot by slot, as some expert has no copy now. It is slower and allocates. */
 static void route_window_by_slot(ep_call *call, uint32_t window, ep_call_actions *actions)
 {
     const uint32_t per_token = call->slots_per_token;
@@ -456,12 +452,12 @@ static void route_window_by_slot(ep_call *call, uint32_t window, ep_call_actions
     free(list.numbers);
 }
 
-/* Claims room for the window's rows; without this, calls that each hold half their rows could wait
- * for each other for ever. */
+/* Claims room for all rows of the window; otherwise calls that each hold half of their rows could
+ * wait for each other for ever. */
 static ep_err claim_window(ep_call *call, ep_call_window *window, ep_error *out_error)
 {
     ep_client *client = call->client;
-    /* Small first windows claim as much as those that follow, which so find their room. */
+    /* Small first windows claim as much as later ones, so that those find room. */
     const uint32_t all = call->spec.batch.tokens;
     const uint32_t most = call->flow.window_tokens < all ? call->flow.window_tokens : all;
     const uint32_t tokens = call->flow.first_tokens < most ? most : window->end - window->begin;
@@ -483,7 +479,7 @@ static ep_err claim_window(ep_call *call, ep_call_window *window, ep_error *out_
     return EP_OK;
 }
 
-/* The rows that each token of a new window waits for. */
+/* Counts the rows that each token of a new window waits for. */
 static void count_rows_left(ep_call *call, const ep_call_window *window)
 {
     const uint32_t per_token = call->slots_per_token;
@@ -493,7 +489,7 @@ static void count_rows_left(ep_call *call, const ep_call_window *window)
         const ep_parcel *parcel = &call->state.parcels[i];
         const ep_call_frame *frame = call->frames[i];
         if (parcel->phase < EP_PARCEL_OPEN || &call->windows[parcel->window] != window) {
-            continue; /* of another window, or of a run before */
+            continue; /* of another window or a former run */
         }
         for (uint32_t s = 0; s < frame->slots_count; s++) {
             call->rows_left[frame->slots[s] / per_token]++;
@@ -501,8 +497,7 @@ static void count_rows_left(ep_call *call, const ep_call_window *window)
     }
 }
 
-/* False: there is no room for another window beside the ones under way. Nothing has changed
- * then. */
+/* False, with nothing changed: there is no room for another window beside those under way. */
 static bool send_window(ep_call *call, uint32_t index, ep_call_actions *actions)
 {
     ep_error error;
@@ -608,8 +603,8 @@ static bool is_routable(const ep_call *call, uint32_t parcel, uint32_t window, b
     return p->phase == EP_PARCEL_ROUTABLE && p->window == window && (p->reason != EP_OK) == is_late;
 }
 
-/* Slots of a window's ROUTABLE parcels that hedges have not brought, ascending; the parcels are
- * free then. is_late: of those whose nodes have no room before the deadline, else of the others. */
+/* Collects the slots without rows of a window's ROUTABLE parcels, ascending, and frees the parcels.
+ * is_late: only parcels whose nodes have no room before the deadline, else only the others. */
 static ep_err absorb_routable(ep_call *call, uint32_t window, bool is_late, slot_list *out_list)
 {
     size_t total = 0;

@@ -185,7 +185,7 @@ static void delay(ep_call_state *state, uint32_t parcel, ep_err reason, uint64_t
     set_phase(state, parcel, EP_PARCEL_DELAYED);
 }
 
-/* Half of it fixed, half random: callers that were hit by one failure do not come back in step. */
+/* Half fixed, half random, so that callers hit by one failure do not return at the same time. */
 static uint64_t jittered_ns(ep_call_state *state, uint64_t us)
 {
     uint64_t half = us / 2;
@@ -253,7 +253,7 @@ static void finish(ep_call_state *state, ep_err code, uint32_t blame, ep_call_ac
     actions->cancel = false;
 }
 
-/* A parcel that is blamed has had its answer, or never left: none is to come. */
+/* The parcel to blame is freed: it has had its answer or was not sent, so none will come. */
 static void finish_with(ep_call_state *state, const ep_error *error, uint32_t blame,
                         uint64_t now_ns, ep_call_actions *actions)
 {
@@ -265,7 +265,7 @@ static void finish_with(ep_call_state *state, const ep_error *error, uint32_t bl
     finish(state, error->code, blame, actions);
 }
 
-/* Whether a window has all its rows, and with it perhaps the call. */
+/* Checks whether the window, and perhaps the call, now has all rows. */
 static void check_window(ep_call_state *state, uint32_t window, ep_call_actions *actions)
 {
     bool is_last = state->windows_left == 0;
@@ -297,7 +297,7 @@ static void pause_parcel(ep_call_state *state, uint64_t now_ns, uint32_t parcel,
                          const ep_error *error)
 {
     uint64_t us = pause_us(error);
-    /* Never before the time asked for; up to half of it later. */
+    /* Not before the time asked for, and up to half of it later. */
     delay(state, parcel, EP_ERR_RESOURCE_EXHAUSTED,
           now_ns + us / 2 * EP_NS_PER_US + jittered_ns(state, us));
 }
@@ -369,7 +369,7 @@ ep_err ep_call_state_add_hedge(ep_call_state *state, uint32_t parcel, uint32_t *
     return EP_OK;
 }
 
-/* Nobody waits for them any more. */
+/* Makes a parcel's hedges ZOMBIE: they are not waited for any more. */
 static void drop_hedges(ep_call_state *state, uint32_t parcel, ep_call_actions *actions)
 {
     for (uint32_t i = 0; i < state->parcels_count && state->parcels[parcel].hedges_open > 0; i++) {
@@ -408,14 +408,14 @@ bool ep_call_state_ask_anew(ep_call_state *state, uint32_t parcel, uint64_t now_
     return may;
 }
 
-/* One that is full, or our own queue to it, is looked at again when it said, others at once. */
+/* When to look again after a failed hedge: after a pause if the node or the own queue is full. */
 static uint64_t look_again_ns(uint64_t now_ns, const ep_error *error)
 {
     return error->code == EP_ERR_RESOURCE_EXHAUSTED ? now_ns + pause_us(error) * EP_NS_PER_US
                                                     : now_ns;
 }
 
-/* Its parcel waits alone again; when that has failed, its slots go to yet another copy. */
+/* The hedge's parcel waits alone again or, if it has failed too, its slots go to another copy. */
 static void hedge_failed(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
                          ep_call_actions *actions)
 {
@@ -437,9 +437,8 @@ static void hedge_failed(ep_call_state *state, uint64_t now_ns, const ep_call_ev
 
 /* ---- answers ---- */
 
-/* No copy can give another answer. CANCELLED and CLOSED are not our wish: the connection was closed
- * under the request. DEADLINE_EXCEEDED is the node's view of our own deadline, which is what ends
- * the call. */
+/* Whether no copy can give another answer. CANCELLED and CLOSED mean here that the connection was
+ * closed. DEADLINE_EXCEEDED is left to the call's own deadline. */
 static bool is_final(ep_err code)
 {
     return !ep_err_other_copy_may_help(code) && code != EP_ERR_CANCELLED && code != EP_ERR_CLOSED &&
@@ -483,7 +482,7 @@ static void parcel_failed(ep_call_state *state, uint64_t now_ns, const ep_call_e
             return;
         }
         state->parcels[event->parcel].reason = error->code;
-        break; /* another copy may be quicker */
+        break; /* another copy may have room */
     default:
         if (is_final(error->code)) {
             finish_with(state, error, event->parcel, now_ns, actions);
@@ -494,7 +493,7 @@ static void parcel_failed(ep_call_state *state, uint64_t now_ns, const ep_call_e
     actions->route = true;
 }
 
-/* It never left: nothing to charge, and a full queue of our own only needs a moment. */
+/* A parcel that was not sent: nothing is charged, and a full queue only needs a short pause. */
 static void parcel_refused(ep_call_state *state, uint64_t now_ns, const ep_call_event *event,
                            ep_call_actions *actions)
 {
@@ -544,7 +543,7 @@ static void answer(ep_call_state *state, uint64_t now_ns, const ep_call_event *e
     }
 }
 
-/* What was awaited most: slots without a copy, then a pause, then an answer. */
+/* The parcel to name in the error: slots without a copy, else a pause, else a missing answer. */
 static uint32_t find_blame(const ep_call_state *state)
 {
     static const ep_parcel_phase order[] = {EP_PARCEL_STUCK, EP_PARCEL_ROUTABLE, EP_PARCEL_DELAYED,
@@ -574,7 +573,7 @@ static void expire(ep_call_state *state, ep_call_actions *actions)
     finish(state, code, blame, actions);
 }
 
-/* Makes waiting parcels routable: the stuck ones when woken, else those whose time has come. */
+/* Makes waiting parcels ROUTABLE: those whose time has come and, when woken, the stuck ones. */
 static void release_waiting(ep_call_state *state, uint64_t now_ns, bool woken,
                             ep_call_actions *actions)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A call's spans: what their fields are. */
+/* Fills in the fields of a call's spans. */
 #include "call/call.h"
 
 void ep_call_trace_begin(ep_call *call, uint64_t epoch)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The spans of a call (observe/trace_spans.def): forward, plan, pack, exchange, combine. The caller
- * asks first whether the call is traced (is_on), and for an end whether its begin was recorded
- * (..._open): a call that is not traced passes none of these. For the call's busy thread.
+ * The spans of a call (observe/trace_spans.def): forward, plan, pack, exchange, combine. Callers
+ * check first that the call is traced (is_on) and, for an end, that its begin was recorded
+ * (..._open), so an untraced call enters none of these functions. For the call's busy thread.
  */
 #ifndef EP_CLIENT_CALL_TRACE_H
 #define EP_CLIENT_CALL_TRACE_H
@@ -14,43 +14,43 @@ typedef struct ep_call_frame ep_call_frame;
 
 /* Of one run. */
 typedef struct ep_call_trace {
-    bool is_on; /* the call has a number; without one its inner spans are left out too */
-    ep_trace_fields fields;                     /* call: C */
-    char traceparent[EP_TRACEPARENT_CHARS + 1]; /* what frames carry; "" none */
+    bool is_on;             /* the call has an id; without one its inner spans are left out too */
+    ep_trace_fields fields; /* call: C */
+    char traceparent[EP_TRACEPARENT_CHARS + 1]; /* sent in frames; "": none */
     uint32_t frames;                            /* numbered so far */
     bool forward_open;
     bool plan_open;
     ep_trace_fields plan; /* of the open plan span */
 } ep_call_trace;
 
-/* Of one frame: its call may have begun another run when its answer comes. */
+/* Of one frame, since its call may be in another run when the answer comes. */
 typedef struct ep_frame_trace {
     ep_trace_fields fields; /* call: R, parent: C */
     bool pack_open;
     bool is_on; /* the exchange is to be recorded */
     bool exchange_open;
-    bool is_dropped; /* nobody waits for its answer any more */
+    bool is_dropped; /* its answer is not wanted any more */
     ep_err dropped_as;
 } ep_frame_trace;
 
-/* A run begins, the rest of call->trace being zero: takes over the caller's trace or, when tracing
- * is on, makes one. */
+/* Begins a run's trace: that of the caller or, when tracing is on, a new one. call->trace must be
+ * zero apart from the caller's. */
 void ep_call_trace_begin(ep_call *call, uint64_t epoch);
 void ep_call_trace_end(ep_call *call, ep_err status);
 
 void ep_call_trace_plan_begin(ep_call *call, uint32_t token_begin, uint32_t token_end);
 void ep_call_trace_plan_end(ep_call *call);
 
-/* Numbers the frame, whose trace is zero; to be called for each that is made. */
+/* Numbers the frame, whose trace must be zero; call it for each new frame. */
 void ep_call_trace_pack_begin(ep_call *call, ep_call_frame *frame);
 void ep_call_trace_pack_end(ep_call_frame *frame);
 /* rpc_id: of the request that is about to be started. */
 void ep_call_trace_exchange_begin(ep_call_frame *frame, uint64_t rpc_id);
-/* The frame's answer is not wanted any more: EP_OK, other copies have answered; else how the call
- * ended. The first word counts. */
+/* The frame's answer is not wanted any more. why: EP_OK when other copies have answered, else how
+ * the call ended. Only the first drop counts. */
 void ep_call_trace_exchange_drop(ep_call_frame *frame, ep_err why);
-/* status: of the answer. A dropped frame's exchange ends with no rows and, when it was answered or
- * cancelled, with why it was dropped. */
+/* status: of the answer. The exchange of a dropped frame ends with no rows and, if it was answered
+ * or cancelled, with the reason of the drop. */
 void ep_call_trace_exchange_end(ep_call_frame *frame, ep_err status);
 
 /* Returns whether the begin was recorded. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who uses a client, and lists of its calls under one short lock. */
+/* Uses of a client, and lists of its calls under one short lock. */
 #include "call/client_core.h"
 
 #include <inttypes.h>
@@ -17,8 +17,7 @@ void ep_call_registry_init(ep_call_registry *out_registry, uint32_t running_max)
 
 /* ---- uses ---- */
 
-/* Everything that runs has ended in ep_client_destroy; the memory goes with the last prepared
- * call. */
+/* ep_client_destroy has ended everything that runs; the last prepared call frees the memory. */
 void ep_client_unref(ep_client *client)
 {
     if (__atomic_fetch_sub(&client->refs, 1, __ATOMIC_ACQ_REL) != 1) {
@@ -161,7 +160,7 @@ ep_call *ep_call_registry_next_woken(ep_call_registry *registry, uint64_t genera
 {
     pthread_mutex_lock(&registry->lock);
     ep_call *call = registry->waiting_head;
-    /* Calls that begin to wait from now on stand behind, with this generation. */
+    /* Calls that began to wait after the wake are behind, with this generation. */
     if (call != NULL && call->links.waiting_since < generation) {
         stop_waiting(registry, call);
         ep_call_use(call); /* a waiting call is running, so it is alive */

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a client is made of, who uses it, and lists of its calls under one short lock: those
- * running, those that wait for a newer table or a node, and spare ones kept for reuse. What is to
- * be done with a call that comes out is its taker's matter.
+ * The parts of a client, its users, and lists of its calls under one short lock: running calls,
+ * calls that wait for a newer table or a node, and spare calls for reuse.
  *
- * Ownership  a client is counted: its owner and every call object hold it. `uses` counts what still
- *            runs on its threads: calls under way, answers not yet processed, timers, functions of
- *            the public interface. ep_client_destroy waits for 0.
+ * Ownership  a client is reference-counted by its owner and every call object. `uses` counts what
+ *            still runs on its threads: calls under way, answers not yet processed, timers, public
+ *            functions. ep_client_destroy waits until it is 0.
  */
 #ifndef EP_CLIENT_CLIENT_CORE_H
 #define EP_CLIENT_CLIENT_CORE_H
@@ -24,7 +23,7 @@
 #include "common/fork_guard.h"
 #include "call/retry_budget.h"
 
-#define EP_CLIENT_NORMS 8 /* more models share them */
+#define EP_CLIENT_NORMS 8 /* further models share these */
 #define EP_CALLS_SPARE_MAX 16
 #define EP_CALLS_SPARE_BYTES_MAX ((size_t)64 << 20) /* arrays of all spare calls together */
 
@@ -33,11 +32,11 @@ typedef struct ep_call_links { /* in ep_call; guarded by the registry's lock */
     ep_call *running_next;
     ep_call *waiting_prev;
     ep_call *waiting_next;
-    uint64_t waiting_since; /* wake generation when it began to wait */
+    uint64_t waiting_since; /* wake_generation when it began to wait */
     bool running;
     bool waiting;
-    bool cancelled;     /* ep_call_registry_next_to_cancel gave it out */
-    size_t spare_bytes; /* of its arrays, while spare */
+    bool cancelled;     /* ep_call_registry_next_to_cancel has returned it */
+    size_t spare_bytes; /* size of its arrays, while spare */
 } ep_call_links;
 
 typedef struct ep_call_registry {
@@ -72,7 +71,7 @@ struct ep_client {
     uint32_t refs;
     ep_fork_guard guard;
     ep_client_config config;         /* strings are copies */
-    ep_rpc_credentials *credentials; /* the token that is shown; config's is the first one */
+    ep_rpc_credentials *credentials; /* the token in use; at first the one in config */
     ep_timer_service *timers;
     ep_call_workers *workers;
     ep_buffer_pool *pool;
@@ -82,17 +81,17 @@ struct ep_client {
     ep_retry_budget budget;
     ep_client_counters counters;
     ep_flow_limits flow;
-    /* by model: experts of one may be larger than another's */
+    /* by model, as their experts differ in size */
     ep_answer_norm norms[EP_PEER_CLASSES][EP_CLIENT_NORMS];
-    uint64_t sequence;     /* atomic: calls begun, spreads them over copies */
-    uint64_t window_bytes; /* atomic: reply rows that windows under way expect */
+    uint64_t sequence;     /* atomic: number of calls begun; spreads calls over copies */
+    uint64_t window_bytes; /* atomic: bytes of reply rows expected by windows under way */
     uint64_t window_bytes_max;
-    char host[EP_HOST_BYTES]; /* ours; "" not known */
+    char host[EP_HOST_BYTES]; /* this process's; "": not known */
 };
 
 #define EP_HEDGE_PERMILLE_DEFAULT 30
 
-/* What the program says, else the table's policy, else the default. */
+/* The program's setting, else the table's policy, else the default. */
 static inline uint32_t ep_client_hedge_permille(const ep_client_config *config,
                                                 const ep_routing_table *table)
 {
@@ -107,7 +106,7 @@ static inline ep_client *ep_client_ref(ep_client *client)
     return client;
 }
 void ep_client_unref(ep_client *client);
-/* A use is a reference, too: its end still reads the client. ep_client_leave ends it. */
+/* A use holds a reference too, because ending it reads the client. ep_client_leave ends it. */
 static inline void ep_client_use(ep_client *client)
 {
     ep_client_ref(client);
@@ -130,26 +129,26 @@ void ep_call_registry_init(ep_call_registry *out_registry, uint32_t running_max)
 
 /* Errors: RESOURCE_EXHAUSTED (calls_max, named), CLOSED. */
 ep_err ep_call_registry_add(ep_call_registry *registry, ep_call *call, ep_error *out_error);
-/* Also ends waiting. */
+/* Also takes it out of the waiting calls. */
 void ep_call_registry_remove(ep_call_registry *registry, ep_call *call);
-/* The next wake gives out the call. seen: wake_generation as the caller read it. False when a wake
- * came since: then look again instead. */
+/* Adds the call to those that the next wake returns. seen: wake_generation as the caller read it.
+ * False: there was a wake since, so check again instead. */
 bool ep_call_registry_wait(ep_call_registry *registry, ep_call *call, uint64_t seen);
-/* Begins a wake: its generation. */
+/* Begins a wake; returns its generation. */
 uint64_t ep_call_registry_wake(ep_call_registry *registry);
-/* The next call that waits since before this wake, with a use; NULL when there is none. */
+/* The next call that has waited since before this wake, with a use; NULL: none. */
 ep_call *ep_call_registry_next_woken(ep_call_registry *registry, uint64_t generation);
 
 /* NULL when there is none. */
 ep_call *ep_call_registry_take_spare(ep_call_registry *registry);
-/* bytes: what its arrays hold. False when enough are kept already; the call stays the caller's. */
+/* bytes: size of its arrays. False: enough are kept already; the call stays the caller's. */
 bool ep_call_registry_keep_spare(ep_call_registry *registry, ep_call *call, size_t bytes);
 
-/* No new calls, and none becomes spare. */
+/* From now on no call is added or becomes spare. */
 void ep_call_registry_close(ep_call_registry *registry);
-/* After that: the next call that runs, once each, with a use; NULL when there is none. */
+/* After that: the next running call, each once, with a use; NULL: none. */
 ep_call *ep_call_registry_next_to_cancel(ep_call_registry *registry);
-/* Waits until uses is 0, at most timeout_us; true when it is. */
+/* Waits until uses is 0 (true), at most timeout_us. */
 bool ep_call_registry_wait_idle(ep_call_registry *registry, uint64_t timeout_us);
 
 #endif

@@ -7,7 +7,7 @@
 #include "base/buffer.h"
 #include "wire/forward_codec.h"
 
-/* Bytes of rows, slots and replies, with what goes with each. */
+/* Sets the bytes of rows, slots and replies, with all that goes with each. */
 static void count_bytes(const ep_batch *batch, ep_flow *flow)
 {
     ep_dtype sent = ep_batch_sent_dtype(batch);
@@ -22,7 +22,8 @@ static void count_bytes(const ep_batch *batch, ep_flow *flow)
                                        (batch->node_sum ? sizeof(uint16_t) : 0),
                          .reply_slot_bytes = flow->reply_row_bytes};
     flow->row_bytes = cut->row_bytes;
-    if (batch->node_sum) { /* the reply has a row for each row: the larger one counts */
+    /* the reply has a row for each row of the request, so the larger one counts */
+    if (batch->node_sum) {
         cut->row_bytes =
             cut->row_bytes > cut->reply_slot_bytes ? cut->row_bytes : cut->reply_slot_bytes;
         cut->reply_slot_bytes = 0;
@@ -53,7 +54,7 @@ static uint32_t streamed_first(uint32_t window_tokens, uint32_t tokens)
     return first > 0 ? first : 1;
 }
 
-/* first_tokens and the number of windows; window_tokens is set. */
+/* Sets first_tokens and windows_count from window_tokens. */
 static void cut_windows(ep_flow *flow, uint32_t tokens, bool grows)
 {
     uint32_t begin = 0;
@@ -124,7 +125,7 @@ ep_err ep_flow_check(const ep_flow *flow, ep_error *out_error)
 uint32_t ep_flow_frames_max(const ep_flow *flow, uint64_t slots, uint32_t nodes)
 {
     uint64_t room = ep_flow_room_bytes(flow, 0) / flow->one_slot_bytes;
-    /* rows of one frame, should each slot bring its own */
+    /* rows of one frame if each slot has a row of its own */
     room = room > EP_TOKENS_MAX ? EP_TOKENS_MAX : room;
     uint64_t frames = ep_plan_chunks_max(slots, room, nodes);
     return frames > UINT32_MAX ? UINT32_MAX : (uint32_t)frames;

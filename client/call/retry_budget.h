@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Share of extra sends a client may cause on its own: 10 % of what it sends anyway, plus a small
- * allowance to begin with. Without it, clients that repeat refused requests keep an overloaded node
- * overloaded. Answers that ask for a pause (RESOURCE_EXHAUSTED) and hedges are charged; re-routing
- * after a loss is not: there each live copy is asked once.
+ * Limits the extra sends of a client to 10 % of its other sends, plus a small allowance at the
+ * start. Without a limit, clients that repeat refused requests keep an overloaded node overloaded.
+ * Repeats after RESOURCE_EXHAUSTED and hedges are charged. Re-routing after a loss is not, since
+ * each live copy is asked only once.
  *
- * Hedges have a smaller budget inside of it: so many of 1000 frames, and none to begin with. A
- * hedge pays from both: whatever the mixture, extra sends stay below 10 %.
+ * Hedges have a smaller budget inside this one: hedge_permille of all frames, and none at the
+ * start. A hedge pays from both, so extra sends of any mixture stay below 10 %.
  *
  * Threads  any.
  */
@@ -20,7 +20,7 @@
 #define EP_RETRY_BUDGET_START 100
 #define EP_RETRY_BUDGET_MAX 1000
 #define EP_HEDGE_COST 1000
-#define EP_HEDGE_BUDGET_MAX (32 * EP_HEDGE_COST) /* what a quiet time may save up */
+#define EP_HEDGE_BUDGET_MAX (32 * EP_HEDGE_COST) /* the most that can be saved up */
 
 typedef struct ep_retry_budget {
     int64_t units;
@@ -33,10 +33,10 @@ static inline void ep_retry_budget_init(ep_retry_budget *budget, uint32_t hedge_
     *budget = (ep_retry_budget){.units = EP_RETRY_BUDGET_START, .hedge_permille = hedge_permille};
 }
 
-/* Another share from now on. With 0 what was saved up pays for nothing either. */
+/* Sets another share. With 0 saved units do not pay for hedges either. */
 static inline void ep_retry_budget_share(ep_retry_budget *budget, uint32_t hedge_permille)
 {
-    /* each call comes here */
+    /* each call does this: do not write the shared cache line without need */
     if (__atomic_load_n(&budget->hedge_permille, __ATOMIC_RELAXED) != hedge_permille) {
         __atomic_store_n(&budget->hedge_permille, hedge_permille, __ATOMIC_RELAXED);
     }
@@ -67,7 +67,7 @@ static inline bool ep_retry_units_take(int64_t *units, int64_t amount)
     return true;
 }
 
-/* count frames were sent for the first time. */
+/* Earns for count frames that were sent for the first time. */
 static inline void ep_retry_budget_earn(ep_retry_budget *budget, uint32_t count)
 {
     int64_t share = __atomic_load_n(&budget->hedge_permille, __ATOMIC_RELAXED);
@@ -81,8 +81,7 @@ static inline bool ep_retry_budget_take(ep_retry_budget *budget)
     return ep_retry_units_take(&budget->units, EP_RETRY_COST);
 }
 
-/* Pays for `frames` hedges; false, and nothing is paid, when one of both budgets does not allow
- * it. */
+/* Pays for `frames` hedges. False, and nothing is paid: one of the budgets does not allow it. */
 static inline bool ep_retry_budget_take_hedge(ep_retry_budget *budget, uint32_t frames)
 {
     int64_t cost = (int64_t)frames * EP_HEDGE_COST;
