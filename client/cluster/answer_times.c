@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Histograms of answer times: one relaxed addition for each answer, a percentile every few. */
+/* Histograms of answer times: one relaxed addition per answer, a new percentile after every few. */
 #include "cluster/answer_times.h"
 
 #include <math.h>
 
 #define FIRST_OCTAVE 13u          /* 8,192 ns */
 #define STEP (EP_PACE_OCTAVE / 4) /* of a histogram */
-#define REFRESH 16u               /* answers between two looks at the percentile */
+#define REFRESH 16u               /* answers between two updates of the percentile */
 #define LATE_OF 20u               /* one in so many is late */
 #define PACE_STEP (EP_PACE_OCTAVE / 16)
 #define NORM_STEP (EP_PACE_OCTAVE / 32)
-#define PASS_ROWS_MAX 256u /* a node tells no more */
-#define PACE_STEPS 128     /* of which the median is found, from -EP_PACE_MAX to EP_PACE_MAX */
+#define PASS_ROWS_MAX 256u /* the most that a node reports */
+#define PACE_STEPS 128     /* bins for the median, from -EP_PACE_MAX to EP_PACE_MAX */
 
 static uint32_t size_of(uint32_t slots)
 {
@@ -54,7 +54,7 @@ static void refresh(ep_answer_histogram *h)
     __atomic_store_n(&h->late_ns, step_end_ns(step), __ATOMIC_RELAXED);
 }
 
-/* By the one thread that brought total to the limit. */
+/* Called by the one thread that raised total to the limit. */
 static void halve(ep_answer_histogram *h)
 {
     for (uint32_t i = 0; i < EP_ANSWER_STEPS; i++) {
@@ -101,10 +101,9 @@ static void step_pace(ep_answer_times *times, int32_t step)
 }
 
 /*
- * Larger frames take no less time than smaller ones. So what is told of one size bounds the others:
- * else the norm of a size that a slow node alone is sent would be that node's time, and the node
- * would count as quick. Where larger sizes are below, they had no answer since all nodes slowed
- * down: they follow by steps.
+ * Keeps the norms ascending with size, as larger frames take no less time. Otherwise the norm of a
+ * size that only a slow node is sent would be that node's time, and the node would count as quick.
+ * Larger sizes that are below had no answer since all nodes slowed down; they follow by steps.
  */
 static void keep_order(ep_answer_norm *norm, uint32_t size)
 {
@@ -157,7 +156,7 @@ void ep_answer_pace_add_lost(ep_answer_times *times)
     step_pace(times, PACE_STEP);
 }
 
-/* The lower median of the usable nodes' paces, to a sixteenth of an octave. */
+/* The lower median of the usable nodes' paces, exact to a sixteenth of an octave. */
 static float median_of(const float *paces, const uint8_t *usable, uint32_t nodes)
 {
     uint32_t counts[PACE_STEPS + 1] = {0};

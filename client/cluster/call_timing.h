@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where a frame's time went: from sent to answered it is split by what the node tells: queue,
- * compute, the rest of its service; what remains is wire: both ways of the network and both ends of
- * the stack. Clocks of two hosts are never compared.
+ * Splits the time from sending a frame to its answer. The node reports queue, compute and the whole
+ * of its service. The rest is "wire": the network in both directions and both network stacks.
+ * Clocks of two hosts are never compared.
  */
 #ifndef EP_CLIENT_CALL_TIMING_H
 #define EP_CLIENT_CALL_TIMING_H
@@ -28,8 +28,7 @@ typedef struct ep_peer_timing {
     uint64_t compute_us;
 } ep_peer_timing;
 
-/* What is left for the wire. Pure; never more than wait_us, 0 when the node claims more than there
- * was. */
+/* Time on the wire. Pure; at most wait_us; 0 if the node reports more than that. */
 uint64_t ep_timing_wire_us(const ep_frame_timing *timing);
 void ep_peer_timing_add(ep_peer_timing *sums, const ep_frame_timing *timing);
 /* Fills the sums of a public struct. */

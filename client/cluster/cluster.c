@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Installing tables: fencing, peers, numerics pins, and telling those who wait. */
+/* Installs tables: refuses old epochs, attaches peers, pins numerics ids, and wakes waiters. */
 #include "cluster/cluster.h"
 
 #include <inttypes.h>
@@ -16,7 +16,7 @@
 #include "transport/address.h"
 #include "cluster/watch.h"
 
-/* The numerics id a (model, version) is bound to for this client's life. */
+/* The numerics id that a (model, version) keeps for the client's life. */
 typedef struct numerics_pin {
     char model[EP_MODEL_NAME_BYTES];
     char version[EP_VERSION_BYTES];
@@ -30,17 +30,17 @@ struct ep_cluster {
     ep_watch *watch;
     ep_peer_reaper reaper;
     ep_peer **seeds;          /* [client->node_urls_count] without a coordinator; references */
-    ep_seed_refresh *refresh; /* asks the seeds what they hold now; NULL with a coordinator */
-    /* One table at a time. */
+    ep_seed_refresh *refresh; /* asks the seeds for their models; NULL with a coordinator */
+    /* held while a table is installed */
     pthread_mutex_t install_lock;
     numerics_pin *pins;
     uint64_t local_number;
-    /* Short. */
+    /* held only briefly; taken after install_lock */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     ep_view *view;
     ep_error last_error;
-    uint64_t changes; /* so that a change between a check and a wait is not missed */
+    uint64_t changes; /* counts changes, so that none between a check and a wait is missed */
     bool stopped;
 };
 
@@ -63,7 +63,7 @@ static bool is_any(const ep_cluster *cluster)
 
 static ep_err install(void *arg, ep_routing_table *taken_table, ep_error *out_error);
 
-/* Remembered as the last report when there is no table yet. */
+/* Keeps an error for callers that find no table. */
 static void report(void *arg, const ep_error *error)
 {
     ep_cluster *cluster = arg;
@@ -72,7 +72,7 @@ static void report(void *arg, const ep_error *error)
     pthread_mutex_unlock(&cluster->lock);
 }
 
-/* Joins what the nodes said so far into a new table. */
+/* Makes a new table of all Hellos so far. */
 static ep_err install_from_hellos(ep_cluster *cluster, ep_error *out_error)
 {
     size_t count = cluster->config.client->node_urls_count;
@@ -107,13 +107,13 @@ static void install_known(ep_cluster *cluster)
     }
 }
 
-/* Puts a newer Hello in the place of the old one, and makes a table of what all nodes said. */
+/* Replaces a node's Hello by a newer one and makes a new table of all Hellos. */
 static void replace_hello(ep_cluster *cluster, ep_peer *peer, Expertd__V1__Hello *taken_hello)
 {
     pthread_mutex_lock(&cluster->install_lock);
     Expertd__V1__Hello *old = peer->hello;
     peer->hello = taken_hello;
-    if (taken_hello != NULL && peer->name[0] == 0) { /* once, before a view with this peer exists */
+    if (taken_hello != NULL && peer->name[0] == 0) { /* set once, before any view has this peer */
         snprintf(peer->name, sizeof(peer->name), "%.*s", (int)sizeof(peer->name) - 1,
                  taken_hello->node);
     }
@@ -136,7 +136,7 @@ static void on_peer_ready(void *arg, ep_peer *peer, ep_peer_class class_index,
     broadcast(cluster);
 }
 
-/* A packer's target that keeps only a digest (FNV-1a) of the bytes: comparing allocates nothing. */
+/* A target for packing that keeps only a digest (FNV-1a), so that comparing allocates nothing. */
 typedef struct digest_sink {
     ProtobufCBuffer base;
     uint64_t digest;
@@ -160,7 +160,7 @@ static uint64_t models_digest(Expertd__V1__ModelInfo **models, size_t count)
     return sink.digest;
 }
 
-/* A model with copies waits for its pin; the install lock is held. */
+/* Install lock held. Whether a model with copies has no pin yet. */
 static bool lacks_pin(const ep_cluster *cluster)
 {
     const ep_view *view = cluster->view;
@@ -184,7 +184,7 @@ static void on_seed_models(void *arg, ep_peer *seed, const Expertd__V1__Describe
         now.n_models = reply->n_models;
         hello = (Expertd__V1__Hello *)(void *)ep_rpc_message_copy(&now.base);
     }
-    /* a node that could not be reached counts from then on */
+    /* a node that could not be reached is not waited for any more */
     const bool retries = hello == NULL && lacks_pin(cluster);
     pthread_mutex_unlock(&cluster->install_lock);
     if (hello != NULL) {
@@ -201,7 +201,7 @@ static void on_peer_unused(void *arg, ep_peer *peer)
     ep_peer_reaper_add(&cluster->reaper, peer);
 }
 
-/* What must not be dialed is refused by the lane. Without TLS the program itself has chosen to show
+/* The lane refuses addresses that must not be dialled. Without TLS the program has chosen to show
  * its token in plain text. */
 static ep_lane_address address_of(const ep_cluster *cluster, const char *url)
 {
@@ -242,7 +242,7 @@ static ep_peer *find_peer(const ep_cluster *cluster, const ep_view *old,
     return NULL;
 }
 
-/* A node whose URL this client cannot use must not cost it the other nodes of the table. */
+/* A node whose URL this client cannot use becomes a refused peer; the other nodes can be used. */
 static ep_err create_table_peer(ep_cluster *cluster, const ep_routing_node *node,
                                 ep_peer **out_peer, ep_error *out_error)
 {
@@ -258,7 +258,7 @@ static ep_err create_table_peer(ep_cluster *cluster, const ep_routing_node *node
     return ep_peer_create_refused(&config, &why, out_peer, out_error);
 }
 
-/* Nodes that stay keep their peer, with its connections. */
+/* Nodes that are in both tables keep their peer and its connections. */
 static ep_err attach_peers(ep_cluster *cluster, const ep_view *old, ep_view *view,
                            ep_error *out_error)
 {
@@ -278,8 +278,8 @@ static ep_err attach_peers(ep_cluster *cluster, const ep_view *old, ep_view *vie
 }
 
 /*
- * Without a coordinator the first node that speaks must not decide alone: all have spoken or could
- * not be reached, or those that have hold the whole model.
+ * Whether the id may be pinned. Without a coordinator the first Hello must not decide alone: every
+ * node must have sent one or failed, or those that have must hold the whole model.
  */
 static bool may_pin(const ep_cluster *cluster, const ep_routing_table *table, uint32_t model_index,
                     const char *numerics)
@@ -292,7 +292,7 @@ static bool may_pin(const ep_cluster *cluster, const ep_routing_table *table, ui
     return true;
 }
 
-/* *out_pin "" while nothing is to be pinned: no node is allowed then, and calls wait. */
+/* *out_pin is "" as long as nothing can be pinned: no node is allowed then, and calls wait. */
 static ep_err pin_numerics(ep_cluster *cluster, const ep_routing_table *table, uint32_t model_index,
                            const char **out_pin)
 {
@@ -396,9 +396,9 @@ static bool some_owner_answers(const ep_view *view)
 }
 
 /*
- * A coordinator that has just restarted, or lost its nodes where we have not, publishes a table
- * without a copy. It serves nobody; the one before serves as long as its nodes answer. The next
- * table is looked at anew.
+ * Whether to keep the old table: a coordinator that has just restarted, or has lost contact to
+ * nodes that this client still reaches, publishes a table without copies. The old one serves as
+ * long as its nodes answer. Each next table is judged anew.
  */
 static bool keeps_old(const ep_view *old, const ep_routing_table *offered)
 {
@@ -408,7 +408,7 @@ static bool keeps_old(const ep_view *old, const ep_routing_table *offered)
 static ep_err install_locked(ep_cluster *cluster, ep_routing_table *taken_table,
                              ep_error *out_error)
 {
-    ep_view *old = cluster->view; /* only installs change it, and they hold install_lock */
+    ep_view *old = cluster->view; /* safe: it changes only under install_lock */
     ep_view *view = NULL;
     if (old != NULL && ep_epoch_compare(taken_table->epoch, old->table->epoch) <= 0) {
         ep_epoch offered = taken_table->epoch;
@@ -440,7 +440,7 @@ static ep_err install_locked(ep_cluster *cluster, ep_routing_table *taken_table,
     return EP_OK;
 }
 
-/* Takes table in every case. An epoch that is not newer is ignored. */
+/* Takes ownership of the table in any case. A table that is not newer is ignored. */
 static ep_err install(void *arg, ep_routing_table *taken_table, ep_error *out_error)
 {
     ep_cluster *cluster = arg;
@@ -496,7 +496,7 @@ static bool expert_has_connected_copy(const ep_view *view, const ep_routing_laye
     return false;
 }
 
-/* Every expert can be reached. On false *out_missing names the first that cannot. */
+/* Whether every expert has a connected copy; if not, *out_missing names the first one. */
 static bool all_experts_connected(const ep_view *view, ep_error *out_missing)
 {
     for (uint32_t l = 0; l < view->table->layers_count; l++) {
@@ -520,8 +520,8 @@ static bool model_is_connected(ep_view *view, uint32_t model_index, ep_error *ou
     if (!ep_view_has_numerics(view, model_index, out_missing)) {
         return false;
     }
-    /* A model without any copy has no pin. It must not keep the other models waiting: one of its
-     * nodes is enough. */
+    /* A model without any copy has no pin. One connected node of it is enough here, so that it does
+     * not keep other models waiting. */
     const bool is_loading = view->pins[model_index][0] == 0 && model->numerics_of_node != NULL &&
                             ep_numerics_pick(view->table, model_index) == NULL;
     char last[256] = "no node serves it";
@@ -542,7 +542,8 @@ static bool model_is_connected(ep_view *view, uint32_t model_index, ep_error *ou
     return false;
 }
 
-/* Without a coordinator: every node given has spoken, or those that have hold every expert. */
+/* Without a coordinator: whether all given nodes have sent Hellos, or those that have hold all
+ * experts. */
 static bool seeds_are_heard(ep_cluster *cluster, ep_view *view, ep_error *out_missing)
 {
     for (size_t i = 0; i < cluster->config.client->node_urls_count; i++) {
@@ -562,7 +563,7 @@ static bool seeds_are_heard(ep_cluster *cluster, ep_view *view, ep_error *out_mi
     return true;
 }
 
-/* Why there is no table. */
+/* The reason why there is no table. */
 static void read_last_error(ep_cluster *cluster, ep_error *out_error)
 {
     const ep_client_config *client = cluster->config.client;
@@ -602,7 +603,7 @@ static bool has_view(ep_cluster *cluster, ep_error *out_missing)
     return has;
 }
 
-/* Until something changed after `seen`, or the deadline. */
+/* Waits until something has changed since `seen`, or until the deadline. */
 static ep_err wait_change(ep_cluster *cluster, uint64_t seen, uint64_t deadline_ns)
 {
     bool in_time = true;
@@ -627,7 +628,8 @@ static ep_err wait_for(ep_cluster *cluster, bool (*condition)(ep_cluster *, ep_e
         }
         ep_err err = wait_change(cluster, seen, deadline_ns);
         if (err == EP_ERR_DEADLINE_EXCEEDED) {
-            return condition(cluster, out_missing) ? EP_OK : err; /* with the newest report */
+            /* once more, for the newest report */
+            return condition(cluster, out_missing) ? EP_OK : err;
         }
         if (err != EP_OK) {
             return err;
@@ -684,9 +686,9 @@ void ep_cluster_stop_waits(ep_cluster *cluster)
 /* ---- life ---- */
 
 /*
- * The peers are made without a lock, for a failing one waits for its callbacks, and these take
- * install_lock. A node that answers before the list is there only leaves its Hello; what was left
- * is installed at the end.
+ * Makes the peers without a lock, since one that fails waits for its callbacks, which take
+ * install_lock. A node that answers before the list is complete only leaves its Hello; these are
+ * installed at the end.
  */
 static ep_err create_seeds(ep_cluster *cluster, ep_error *out_error)
 {
@@ -705,7 +707,7 @@ static ep_err create_seeds(ep_cluster *cluster, ep_error *out_error)
         }
     }
     pthread_mutex_lock(&cluster->install_lock);
-    cluster->seeds = seeds; /* after a failure too: destroying the cluster ends them */
+    cluster->seeds = seeds; /* also after a failure: ep_cluster_destroy frees them */
     pthread_mutex_unlock(&cluster->install_lock);
     if (err == EP_OK) {
         install_known(cluster);
@@ -771,7 +773,7 @@ void ep_cluster_destroy(ep_cluster *cluster)
     if (cluster == NULL) {
         return;
     }
-    ep_watch_destroy(cluster->watch); /* no more tables */
+    ep_watch_destroy(cluster->watch); /* no tables come after this */
     cluster->watch = NULL;
     ep_seed_refresh_stop(cluster->refresh);
     ep_view *view = ep_cluster_acquire_view(cluster);

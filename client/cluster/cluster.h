@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the client knows of the service: the newest routing table as a view, and the peers behind
- * it. Tables come from a coordinator (watch.c) or are made of the nodes' own Hellos
- * (hello_table.c). An older epoch never replaces a newer one.
+ * What a client knows of the service: the newest routing table, as a view, and its peers. Tables
+ * come from a coordinator (watch.c) or are made of the nodes' Hellos (hello_table.c). An older
+ * epoch never replaces a newer one.
  *
  * Threads  any. on_change runs on library threads with no lock held.
  */
@@ -20,13 +20,13 @@ typedef struct ep_cluster_config {
     const ep_client_config *client; /* borrowed for the cluster's life */
     void (*on_change)(void *arg);   /* a newer table, or a node has become usable */
     void *arg;
-    uint64_t *late_replies; /* atomic: replies to frames nobody waits for any more are added */
+    uint64_t *late_replies; /* atomic: counts replies that came too late */
 } ep_cluster_config;
 
 ep_err ep_cluster_create(const ep_cluster_config *config, ep_cluster **out_cluster,
                          ep_error *out_error);
-/* Closes every connection, of which what is in flight ends first, and frees it: nothing may refer
- * to its peers any more. Not from a callback. NULL allowed. */
+/* Ends what is in flight, closes every connection and frees the cluster. Nothing may refer to its
+ * peers any more. Not from a callback. NULL allowed. */
 void ep_cluster_destroy(ep_cluster *cluster);
 
 /* The newest view with a reference; NULL before the first table. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes' own descriptions joined into one table: collect models and layers, count copies, fill. */
+/* Three steps: collect models and layers, count copies, fill the table. */
 #include "cluster/hello_table.h"
 
 #include <inttypes.h>
@@ -10,7 +10,7 @@
 #include "wire/placement_codec.h"
 
 typedef struct {
-    const Expertd__V1__ModelInfo *info; /* the first node's */
+    const Expertd__V1__ModelInfo *info; /* from the first node that has it */
     uint32_t source;
 } model_entry;
 
@@ -139,8 +139,7 @@ static ep_err fill_nodes(builder *b)
         ep_routing_node *node = &b->table->nodes[n];
         const char *name = node_name(&b->sources[n]);
         node->node_id = n + 1;
-        /* A URL may be longer than a name; its beginning tells nodes apart well enough for a
-         * person. */
+        /* A URL may be longer than a name; its beginning is enough for messages. */
         snprintf(node->name, sizeof(node->name), "%.*s", (int)sizeof(node->name) - 1, name);
         snprintf(node->url, sizeof(node->url), "%s", b->sources[n].url);
         snprintf(node->host, sizeof(node->host), "%s", b->sources[n].hello->host);

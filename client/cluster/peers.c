@@ -22,7 +22,7 @@ static void note_error(ep_peer *peer, const ep_error *error)
 
 /* ---- shared memory ---- */
 
-/* A node that refuses us is asked seldom; one whose stream has just become ready is asked at
+/* Longest pause of redials to a node that refuses; when its stream becomes ready it is dialled at
  * once. */
 #define SHM_REDIAL_MAX_MS 30000
 
@@ -32,14 +32,14 @@ static void on_shm_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_stat
     ep_peer_link *link = arg;
     (void)channel;
     (void)hello;
-    (void)error; /* the stream carries on: nothing is wrong with the node */
+    (void)error; /* not the node's error: the stream goes on */
     if (state == EP_CHANNEL_READY) {
         __atomic_store_n(&link->suspected_ns, 0, __ATOMIC_RELAXED);
     }
     __atomic_store_n(&link->shm_ready, state == EP_CHANNEL_READY, __ATOMIC_RELEASE);
 }
 
-/* The offer this client can take; NULL none. */
+/* The offered URL that this client can use; NULL: none. */
 static const char *shm_offer(const ep_peer *peer, const Expertd__V1__Hello *hello)
 {
     char host[EP_HOST_BYTES];
@@ -62,8 +62,8 @@ static const char *shm_offer(const ep_peer *peer, const Expertd__V1__Hello *hell
 }
 
 /*
- * In on_state of link's own channel, which runs one at a time. A node that moved its socket keeps
- * its stream.
+ * Called only in on_state of the link's own channel, so never twice at once. If the node has moved
+ * its socket, only the stream is used.
  */
 static void take_offer(ep_peer_link *link, const Expertd__V1__Hello *hello)
 {
@@ -92,7 +92,7 @@ static void take_offer(ep_peer_link *link, const Expertd__V1__Hello *hello)
     }
 }
 
-/* Where calls go now. */
+/* The channel that calls use now. */
 static ep_rpc_channel *best_channel(ep_peer_link *link)
 {
     ep_rpc_channel *shm = __atomic_load_n(&link->shm, __ATOMIC_ACQUIRE);
@@ -117,15 +117,14 @@ ep_err ep_peer_link_call(ep_peer_link *link, const ep_rpc_request *request,
 bool ep_peer_link_lost_only_shm(ep_peer_link *link, const ep_rpc_channel *channel)
 {
     ep_rpc_channel *shm = __atomic_load_n(&link->shm, __ATOMIC_ACQUIRE);
-    /* Its state, not shm_ready: that one is told after the frames. */
+    /* The channel's state, as shm_ready changes only after its frames have failed. */
     return shm != NULL && shm == channel && __atomic_load_n(&link->ready, __ATOMIC_ACQUIRE) &&
            ep_rpc_channel_get_state(shm) != EP_CHANNEL_READY;
 }
 
 /* ---- the stream ---- */
 
-/* A connection that the network has forgotten carries nothing, while a new one would: it is lost
- * after 1 s, not 2. */
+/* A connection that the network has dropped silently counts as lost after 1 s, not 2. */
 #define PING_MS 250
 
 static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state state,
@@ -138,7 +137,7 @@ static void on_state(void *arg, ep_rpc_channel *channel, ep_rpc_channel_state st
         note_error(peer, error);
     }
     if (state != EP_CHANNEL_READY) {
-        /* calls learn it from their own frames */
+        /* calls learn of it by their frames */
         __atomic_store_n(&link->ready, false, __ATOMIC_RELEASE);
         return;
     }
@@ -223,7 +222,7 @@ void ep_peer_close(ep_peer *peer)
         ep_peer_link *link = &peer->links[i];
         ep_rpc_channel *channel = link->channel;
         link->channel = NULL;
-        ep_rpc_channel_destroy(channel); /* no offer is taken after it */
+        ep_rpc_channel_destroy(channel); /* take_offer cannot run after this */
         ep_rpc_channel *shm = link->shm;
         __atomic_store_n(&link->shm, NULL, __ATOMIC_RELEASE);
         ep_rpc_channel_destroy(shm);
@@ -279,7 +278,7 @@ bool ep_peer_link_is_silent(ep_peer_link *link, uint64_t now_ns, uint64_t sent_n
         return true;
     }
     if (!ep_rpc_channel_read_life(best_channel(link), &life)) {
-        return false; /* its end is on its way to the frame */
+        return false; /* the connection has ended, and the frame's error is on its way */
     }
     switch (ep_silence_judge(now_ns, sent_ns, life.heard_ns, life.pinged_ns, life.blocked_ns,
                              out_next_ns)) {

@@ -36,14 +36,14 @@ static void *reaper_main(void *arg)
     return NULL;
 }
 
-/* The program's signals stay with the program's threads. A failure leaves the peer to the next add,
- * or to fini. */
+/* Blocks all signals in the thread, which are for the program's threads. After a failure the next
+ * add or fini destroys the peer. */
 static void start_thread(ep_peer_reaper *reaper)
 {
     sigset_t all;
     sigset_t old;
     if (reaper->has_thread) {
-        pthread_join(reaper->thread, NULL); /* its loop is over */
+        pthread_join(reaper->thread, NULL); /* it has left its loop */
         reaper->has_thread = false;
     }
     sigfillset(&all);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Destroys peers that nothing refers to any more. Closing a channel waits for its callbacks, so it
- * can run neither in a callback nor on the timer thread, and the last reference may be dropped in
- * both. Tables rarely lose a node: a thread exists only while there is something to close.
+ * Destroys unreferenced peers on a thread of its own. Closing a channel waits for its callbacks, so
+ * it must not run in a callback or on the timers' thread, where the last reference may be dropped.
+ * Tables rarely lose a node, so the thread exists only while there are peers to close.
  *
  * Threads  any; ep_peer_reaper_fini not from a callback.
  */
@@ -15,14 +15,14 @@ typedef struct ep_peer_reaper {
     pthread_mutex_t lock;
     ep_peer *waiting;
     pthread_t thread;
-    bool has_thread; /* thread is to be joined */
+    bool has_thread; /* thread must be joined */
     bool running;
-    bool closing; /* no new thread: fini destroys what is left */
+    bool closing; /* no new thread: fini destroys the rest */
 } ep_peer_reaper;
 
 void ep_peer_reaper_init(ep_peer_reaper *out_reaper);
 void ep_peer_reaper_add(ep_peer_reaper *reaper, ep_peer *taken_peer);
-/* Destroys what waits, and waits for the thread. */
+/* Destroys the waiting peers and waits for the thread. */
 void ep_peer_reaper_fini(ep_peer_reaper *reaper);
 
 #endif

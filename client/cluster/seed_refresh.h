@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Without a coordinator nobody tells a client that a node has loaded more experts since its Hello,
- * or dropped some: so the nodes are asked, twice a second, what they hold now.
+ * For clients without a coordinator: asks the nodes twice a second which experts they hold, since a
+ * Hello does not tell of experts loaded or dropped later.
  *
  * Ownership  peers are borrowed; they are closed before _destroy.
  * Threads    on_models runs on library threads, with no lock held.
@@ -24,7 +24,7 @@ typedef struct ep_seed_refresh_config {
 
 /* Errors: NO_MEMORY. */
 ep_err ep_seed_refresh_create(const ep_seed_refresh_config *config, ep_seed_refresh **out_refresh);
-/* No question is asked after it returns; answers may still come until the peers are closed. NULL
+/* Sends no request after it returns; answers may still come until the peers are closed. NULL
  * allowed. Not from a callback. */
 void ep_seed_refresh_stop(ep_seed_refresh *refresh);
 /* After the peers are closed. NULL allowed. */

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * When a node that holds a frame counts as silent: it has said nothing at all for some time, and a
- * ping that left for it got no answer, or cannot leave because the node takes nothing any more. A
- * node that only computes for long answers pings. Much quicker than the connection's own pings (1
- * s, over shared memory 2 s), since nothing is lost by a wrong guess: the connection stays, the
- * frame is sent to a copy as well, and the first answer counts. Pure.
+ * Decides when a node with an unanswered frame counts as silent: nothing has come from it for some
+ * time, and a ping got no answer or cannot be sent because the node reads nothing. A node that
+ * computes for long answers pings. The limits are much shorter than those of the connection (1 s,
+ * over shared memory 2 s), since a wrong guess costs little: the connection stays, the frame is
+ * sent to a copy too, and the first answer counts. Pure.
  *
- * A process that was itself stopped wakes to long silences that are its own: it only pings then,
- * and has read what came in the meantime when the ping's time is over.
+ * A process that was itself stopped sees long silences afterwards. It only sends a ping then; when
+ * the ping's time is over, it has read what came in the meantime.
  */
 #ifndef EP_CLIENT_SILENCE_H
 #define EP_CLIENT_SILENCE_H
@@ -17,10 +17,10 @@
 
 #include "base/clock.h"
 
-#define EP_SILENCE_PING_NS (100 * EP_NS_PER_MS)   /* without a sign of life: a ping */
-#define EP_SILENCE_ANSWER_NS (150 * EP_NS_PER_MS) /* from the ping's leaving on: silent */
-/* While nothing leaves: silent. The largest frame (16 MiB) leaves in 134 ms on a link of 1 Gbit/s.
- * A ping that leaves just before and is not answered still ends within 500 ms. */
+#define EP_SILENCE_PING_NS (100 * EP_NS_PER_MS)   /* nothing heard for so long: send a ping */
+#define EP_SILENCE_ANSWER_NS (150 * EP_NS_PER_MS) /* ping unanswered for so long: silent */
+/* Nothing can be sent for so long: silent. The largest frame (16 MiB) takes 134 ms at 1 Gbit/s. A
+ * ping that is sent just before and not answered still ends within 500 ms. */
 #define EP_SILENCE_BLOCKED_NS (200 * EP_NS_PER_MS)
 
 typedef enum ep_silence_verdict {
@@ -30,7 +30,7 @@ typedef enum ep_silence_verdict {
 } ep_silence_verdict;
 
 /*
- * Times by ep_clock_now_ns(), 0 never.
+ * Times of ep_clock_now_ns(); 0: never.
  *   sent_ns    the frame was sent
  *   heard_ns   anything came on its connection
  *   pinged_ns  the oldest ping that has had no answer left there; the newest when all have had one

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Table snapshot with peers: lifetime and look-ups with errors a person can act on. */
+/* Lifetime of views, and look-ups with errors that a person can act on. */
 #include "cluster/view.h"
 
 #include <inttypes.h>
@@ -73,8 +73,7 @@ static void list_models(const ep_routing_table *table, char *out_text, size_t by
     }
 }
 
-/* Without a default: which version is listed last is an accident of registration, so it is never
- * chosen. */
+/* Without a default no version is chosen, because the order of versions is one of registration. */
 static ep_err check_one_version(const ep_routing_table *table, const char *model,
                                 ep_error *out_error)
 {
@@ -156,7 +155,7 @@ bool ep_view_has_numerics(const ep_view *view, uint32_t model_index, ep_error *o
         return true;
     }
     if (model->numerics_count == 0 || view->pins[model_index][0] == 0) {
-        /* no node, or no copy to choose an id by: a matter of waiting, not of numerics */
+        /* no node, or no copy to choose an id by: calls wait, and numerics are not the cause */
         return true;
     }
     char have[256] = "";

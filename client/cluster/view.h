@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One routing table with the peers behind its node indexes, and which of them this client may use:
- * nodes whose numerics id is the pinned one. Immutable; calls hold one for each round of sending.
+ * A routing table with the peers of its nodes, and the nodes that this client may use: those with
+ * the pinned numerics id. Immutable; a call holds one during a round of sending.
  *
  * Threads  read from any; ref and unref are atomic.
  */
@@ -22,12 +22,12 @@ typedef struct ep_view {
     uint32_t refs;
     ep_routing_table *table;
     ep_peer **peers;  /* [nodes_count] */
-    uint32_t *groups; /* [nodes_count] nodes of one host (moe/host_plan.h) */
-    bool has_groups;  /* of more than one node */
+    uint32_t *groups; /* [nodes_count] first node of the same host (moe/host_plan.h) */
+    bool has_groups;  /* some host has more than one node */
     /* [models_count][nodes_count] 1: serves the model with the pinned numerics id */
     uint8_t *allowed;
-    /* [models_count] "" any, or none chosen yet: then no node is allowed. The texts live as long as
-     * the cluster */
+    /* [models_count] "": any id, or none chosen yet, and then no node is allowed. The texts live as
+     * long as the cluster */
     const char **pins;
     uint32_t former_count;
     ep_former_owner *former;
@@ -40,21 +40,20 @@ typedef struct ep_view_layer {
     const ep_routing_layer *layer;
 } ep_view_layer;
 
-/* Takes table in every case; peers and allowed are empty. Errors: NO_MEMORY. */
+/* Takes ownership of the table in any case; peers and allowed are empty. Errors: NO_MEMORY. */
 ep_err ep_view_create(ep_routing_table *taken_table, ep_view **out_view);
 ep_view *ep_view_ref(ep_view *view);
 void ep_view_unref(ep_view *view);
 
-/* version "" or NULL: the model's default, or the only one there is. Errors: NOT_FOUND naming what
- * the table has; INVALID_ARGUMENT naming the versions when there are several without a default and
- * none is asked for. */
+/* version "" or NULL: the model's default or only version. Errors: NOT_FOUND, listing what the
+ * table has; INVALID_ARGUMENT, listing the versions, when one must be named. */
 ep_err ep_view_find(ep_view *view, const char *model, const char *version, uint32_t layer,
                     ep_view_layer *out_found, ep_error *out_error);
-/* True when some node serves the model with the pinned id, or nothing is pinned yet. If not,
- * *out_error names the pinned id and those there are. */
+/* Whether a node serves the model with the pinned id, or nothing is pinned yet. If not, *out_error
+ * names the pinned and the existing ids. */
 bool ep_view_has_numerics(const ep_view *view, uint32_t model_index, ep_error *out_error);
 
-/* Fills former from the view before this one. Before the view is shared. */
+/* Fills former from the view before this one, before this one is shared. */
 void ep_view_note_former(ep_view *view, const ep_view *old);
 /* Node index of the last owner of an expert that has no copy now; UINT32_MAX: not known. */
 uint32_t ep_view_former_owner(const ep_view *view, uint32_t layer_index, uint32_t expert);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who held an expert before the table lost its last copy: so that an error can still name the
+/* Remembers who held an expert before the table lost its last copy, so that errors can name the
  * node. */
 #include <stdlib.h>
 #include <string.h>

@@ -22,7 +22,7 @@ struct ep_watch {
     ep_rpc_channel *channel;
     ep_timer restart;
     const ep_rpc_method *method;
-    pthread_mutex_t lock; /* guards the rest */
+    pthread_mutex_t lock; /* protects the rest */
     bool active;          /* a stream is open */
     bool closing;
     uint64_t random;
@@ -66,7 +66,7 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
     ep_watch *watch = arg;
     if (error != NULL) {
         ep_error why = *error;
-        /* it is the peer's text, which does not say who that is */
+        /* the text is the peer's and does not name it */
         ep_error_prefix(&why, why.code, "%s", watch->url);
         watch->config.report(watch->config.arg, &why);
     } else if (reply->header != NULL) {
@@ -80,9 +80,9 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
 static void start(ep_watch *watch)
 {
     pthread_mutex_lock(&watch->lock);
-    bool skip =
-        watch->active || watch->closing || watch->channel == NULL ||
-        ep_rpc_channel_get_state(watch->channel) != EP_CHANNEL_READY; /* becoming ready starts it */
+    bool skip = watch->active || watch->closing || watch->channel == NULL ||
+                /* when it is ready, that starts the stream */
+                ep_rpc_channel_get_state(watch->channel) != EP_CHANNEL_READY;
     watch->active = watch->active || !skip;
     pthread_mutex_unlock(&watch->lock);
     if (skip) {
@@ -168,7 +168,7 @@ ep_err ep_watch_create(const ep_watch_config *config, ep_watch **out_watch, ep_e
     pthread_mutex_lock(&watch->lock);
     watch->channel = channel;
     pthread_mutex_unlock(&watch->lock);
-    start_soon(watch); /* it may have become ready before it was stored */
+    start_soon(watch); /* the channel may have become ready before it was stored */
     *out_watch = watch;
     return EP_OK;
 }

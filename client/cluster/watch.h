@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stream of routing tables from the coordinator. It restarts by itself; the tables in use stay
- * while it is away. */
+/* The stream of routing tables from the coordinator. It restarts by itself; while the coordinator
+ * is away, the tables in use stay. */
 #ifndef EP_CLIENT_WATCH_H
 #define EP_CLIENT_WATCH_H
 
@@ -12,7 +12,7 @@ typedef struct ep_watch ep_watch;
 typedef struct ep_watch_config {
     const ep_rpc_common *common;
     const ep_lane_address *coordinator;
-    /* Takes table in every case. */
+    /* Takes ownership of the table in any case. */
     ep_err (*install)(void *arg, ep_routing_table *taken_table, ep_error *out_error);
     /* of the table in use */
     ep_epoch (*epoch)(void *arg);

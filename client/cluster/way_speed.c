@@ -5,10 +5,10 @@
 
 #include "moe/host_choice.h"
 
-/* Of the first call of a way this many bytes take as long as the round trip. */
+/* First guess for a way: so many bytes take as long as the round trip. */
 #define BYTES_OF_ROUND_TRIP 65536.0
 #define SAMPLES_EARLY 16u
-#define STEP_EARLY 0.7 /* the most a call moves them by, as a logarithm */
+#define STEP_EARLY 0.7 /* the most that a call moves a logarithm */
 #define STEP_LATER 0.25
 #define GAIN_LATER (1.0 / 16)
 
@@ -49,7 +49,8 @@ void ep_way_speed_add(ep_way_speed *speed, uint64_t bytes, double took_us)
         store(&speed->us_per_byte, per_byte * exp(step * share));
     }
     if (samples < SAMPLES_EARLY) {
-        __atomic_store_n(&speed->samples, samples + 1, __ATOMIC_RELEASE); /* after its times */
+        /* written after its times */
+        __atomic_store_n(&speed->samples, samples + 1, __ATOMIC_RELEASE);
     }
 }
 

@@ -13,7 +13,7 @@
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
-/* The public enumerations and those of lib/moe are the same numbers. */
+/* The public enumerations have the same values as those of lib/moe. */
 _Static_assert((int)EP_MOE_UNCOMBINED == (int)EP_RESULT_UNCOMBINED &&
                    (int)EP_MOE_PARTIAL == (int)EP_RESULT_PARTIAL,
                "result form");
@@ -81,7 +81,7 @@ static uintptr_t end_of(const ep_tensor *tensor)
 ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,
                        const ep_dtype *types, ep_error *out_error)
 {
-    if (tensor->rank == 0) { /* forgotten; a zeroed one has no struct_bytes either */
+    if (tensor->rank == 0) { /* not given; a zeroed tensor has no struct_bytes either */
         return BAD("%s is missing", name);
     }
     if (tensor->struct_bytes != sizeof(*tensor)) {
@@ -123,10 +123,10 @@ ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,
     return EP_OK;
 }
 
-/* What a dimension has to be. */
+/* The required size of a dimension. */
 typedef struct dimension {
     uint64_t wanted;
-    const char *because; /* NULL: anything */
+    const char *because; /* NULL: any size */
 } dimension;
 
 #define BY_X "x has that many tokens"
@@ -186,12 +186,11 @@ static ep_err check_together(const ep_moe_args *args, ep_error *out_error)
                    ": allowed both 0, or neither",
                    args->step_group, args->step_group_size);
     }
-    /* An int8 row with smooth scales belongs to one expert: there is no row that a host could
-     * share. */
+    /* An int8 row with smooth scales belongs to one expert, so no host could share it. */
     if (args->comm_alg == EP_MOE_COMM_HIERARCHY && args->smooth_scales.rank != 0) {
         return BAD("comm_alg hierarchy with smooth_scales: allowed fullmesh");
     }
-    /* A node can only sum what is summed here: weighted rows of one token. */
+    /* A node can sum only what is summed here too: weighted rows of one token. */
     if (is_node_sum && args->result == EP_MOE_UNCOMBINED) {
         return BAD("combine_at node_sum with result uncombined: allowed combined, partial");
     }
@@ -380,7 +379,7 @@ static ep_err fill_smooth(const ep_moe_args *args, const ep_layer_shape *shape, 
         return BAD("smooth_scales are given, but dispatch_quant is %u: allowed with 2 (int8) only",
                    (unsigned)args->dispatch_quant);
     }
-    /* Each slot brings a row of its own then: there is no row that a node could share. */
+    /* Then each slot has a row of its own, which a node cannot share. */
     if (args->combine_at == EP_MOE_COMBINE_NODE_SUM) {
         return BAD("smooth_scales are given with combine_at 1 (node_sum): allowed with combine_at "
                    "0 (rows) and any comm_alg but 2 (hierarchy)");
@@ -455,7 +454,7 @@ static ep_err fill_out(const ep_tensor *out, ep_batch *batch, ep_combine_out *ou
     return EP_OK;
 }
 
-/* The result is written while inputs are still read. */
+/* out must not overlap inputs: it is written while they are still read. */
 static ep_err check_apart(const ep_moe_args *args, const ep_tensor *out, ep_error *out_error)
 {
     ep_moe_tensor row;
@@ -470,7 +469,7 @@ static ep_err check_apart(const ep_moe_args *args, const ep_tensor *out, ep_erro
     return EP_OK;
 }
 
-/* Of a length that was checked; to is empty. */
+/* Copies a text whose length was checked; to is empty. */
 static void copy_text(char *to, const char *text)
 {
     if (text != NULL) {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From the public arguments of a call to what the files below use: an ep_batch, where the result
- * goes, and copies of the strings. Every tensor's form is checked here; values of ids and masks are
- * checked by ep_batch_check.
+ * Turns the public arguments of a call into an ep_batch, the place of the result, and copies of the
+ * strings. Checks every tensor's form; ep_batch_check checks the values of ids and masks.
  */
 #ifndef EP_CLIENT_ARGS_H
 #define EP_CLIENT_ARGS_H
@@ -16,7 +15,7 @@
 
 typedef struct ep_call_spec {
     char model[EP_MODEL_NAME_BYTES];
-    char version[EP_VERSION_BYTES]; /* as asked for; the caller of ep_call_spec_fill resolves it */
+    char version[EP_VERSION_BYTES]; /* as given; the caller of ep_call_spec_fill resolves it */
     char traceparent[EP_TRACEPARENT_BYTES];
     char tenant[EP_TENANT_BYTES];
     uint32_t layer;
@@ -35,8 +34,8 @@ typedef struct ep_call_spec {
     ep_combine_out out;
 } ep_call_spec;
 
-/* The caller's arguments, of whatever size its header has them, with strings and enumerations
- * checked. Errors: INVALID_ARGUMENT naming the field, UNIMPLEMENTED (newer struct). */
+/* Copies the arguments, whose struct may be of an older version, and checks strings and
+ * enumerations. Errors: INVALID_ARGUMENT naming the field, UNIMPLEMENTED (newer struct). */
 ep_err ep_args_take(const ep_moe_args *given, const ep_tensor *out, ep_moe_args *out_args,
                     ep_error *out_error);
 /*
@@ -46,13 +45,12 @@ ep_err ep_args_take(const ep_moe_args *given, const ep_tensor *out, ep_moe_args 
 ep_err ep_call_spec_fill(const ep_moe_args *args, const ep_tensor *out, const char *model,
                          const ep_layer_shape *shape, ep_call_spec *out_spec, ep_error *out_error);
 
-/* active_mask, absent, [tokens] or [tokens, top_k]: as ep_call_spec_fill does, for who reads it
- * before. */
+/* Checks active_mask (absent, [tokens] or [tokens, top_k]) as ep_call_spec_fill does. */
 ep_err ep_args_check_mask(const ep_tensor *mask, uint64_t tokens, uint64_t top_k,
                           ep_error *out_error);
 
-/* One tensor: host memory, rank, type among types (EP_DTYPE_NONE-terminated), contiguous inside a
- * row. */
+/* Checks a tensor: host memory, rank, type among types (ended by EP_DTYPE_NONE), contiguous
+ * rows. */
 ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,
                        const ep_dtype *types, ep_error *out_error);
 

@@ -36,7 +36,7 @@ static ep_err check_number(const char *name, uint64_t value, uint64_t min, uint6
     return EP_OK;
 }
 
-/* Without a name to prove, any certificate of the CA would pass for the service. */
+/* Without a server name any certificate of the CA would pass for the service. */
 static bool lacks_server_name(const ep_client_config *config, const char *url)
 {
     return strncmp(url, "tls+tcp://", strlen("tls+tcp://")) == 0 &&
@@ -82,7 +82,7 @@ static ep_err check_urls(const ep_client_config *config, ep_error *out_error)
     return has_nodes ? EP_OK : ep_lane_check_fork(config->coordinator_url, out_error);
 }
 
-/* The environment's word on lanes; NULL none. */
+/* Lanes from the environment; NULL: not set. */
 static const char *told_lanes(void)
 {
     const char *lanes = getenv("LIBEXPERTD_LANES");

@@ -11,7 +11,7 @@
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 #define PART_ALIGN 512
 
-/* The vendor's libraries do not survive being closed, so they stay open. */
+/* The vendor's libraries cannot be closed and opened again, so they stay open. */
 static struct {
     pthread_mutex_t lock;
     bool loaded;
@@ -46,7 +46,7 @@ ep_err ep_stage_check(const ep_stage *stage, ep_acl_code code, const char *call,
                : ep_acl_error_set(out_error, stage->acl, stage->device, code, call);
 }
 
-/* The first tensor decides on the device: that of the calling thread. */
+/* The first tensor sets the stage's device: that of the calling thread. */
 static ep_err enter_device(ep_stage *stage, const char *name, const ep_tensor *tensor,
                            ep_error *out_error)
 {
@@ -61,7 +61,7 @@ static ep_err enter_device(ep_stage *stage, const char *name, const ep_tensor *t
     if (err == EP_OK) {
         err = EP_STAGE_CALL(stage, &error, aclrtGetDevice, &device);
     }
-    if (err != EP_OK) { /* memory of an earlier set stays of its context */
+    if (err != EP_OK) { /* memory of an earlier set keeps its context */
         return ep_error_set(out_error, err == EP_ERR_DEVICE_LOST ? err : EP_ERR_FAILED_PRECONDITION,
                             "%s is on device %" PRId32
                             ", and this thread works on none: aclrtSetDevice comes first (%.256s)",
@@ -98,7 +98,7 @@ void ep_stage_begin(ep_stage *stage)
     stage->parts_count = 0;
 }
 
-/* Bytes from the first element to the end of the last one, of the dimensions from first on. */
+/* Bytes from the first element to the end of the last one, over the dimensions from first on. */
 static bool span_bytes(const ep_tensor *tensor, uint32_t first, size_t *out_bytes)
 {
     size_t bytes = ep_dtype_bytes(tensor->dtype);
@@ -117,7 +117,7 @@ static bool span_bytes(const ep_tensor *tensor, uint32_t first, size_t *out_byte
     return bytes <= SIZE_MAX / EP_STAGE_PARTS_MAX / 2;
 }
 
-/* What the copies rely on; the rest of a tensor's form is checked like that of any other. */
+/* Checks what the copies rely on; the rest of the form is checked as for host tensors. */
 static ep_err check_form(const char *name, const ep_tensor *tensor, uint32_t ways,
                          size_t *out_bytes, ep_error *out_error)
 {
@@ -179,7 +179,7 @@ ep_err ep_stage_add(ep_stage *stage, const char *name, ep_tensor *tensor, uint32
                             .ways = ways,
                             .rows = bytes == 0 ? 0 : (size_t)tensor->shape[0],
                             .row_stride_bytes = (size_t)tensor->stride_bytes[0]};
-    (void)span_bytes(tensor, 1, &part->row_bytes); /* a part of what fitted */
+    (void)span_bytes(tensor, 1, &part->row_bytes); /* cannot fail: smaller than the span above */
     return EP_OK;
 }
 
@@ -213,7 +213,7 @@ ep_err ep_stage_place(ep_stage *stage, ep_error *out_error)
         tensor->memory = EP_MEMORY_HOST;
         tensor->device_id = 0;
         tensor->sync_handle = 0;
-        stage->parts[i].tensor = NULL; /* the caller's, who may be done with it */
+        stage->parts[i].tensor = NULL; /* the caller's, which may be gone later */
     }
     return EP_OK;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tells whether this process is a child of the one that made a client: its threads and connections
- * are not here then. A page that the kernel wipes on fork answers with one load and hooks nothing
- * into the process; old kernels compare the pid.
+ * Tells whether this process was forked from the one that made a client; it then lacks the client's
+ * threads and connections. A page that the kernel wipes on fork costs one load and needs no hook in
+ * the process; on old kernels the pid is compared.
  */
 #ifndef EP_CLIENT_FORK_GUARD_H
 #define EP_CLIENT_FORK_GUARD_H
@@ -12,7 +12,7 @@
 #include <sys/types.h>
 
 typedef struct ep_fork_guard {
-    volatile uint8_t *page; /* 1 here, 0 in a child; NULL: compare the pid */
+    volatile uint8_t *page; /* 1, in a child 0; NULL: compare the pid */
     pid_t pid;
 } ep_fork_guard;
 
