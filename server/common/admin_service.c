@@ -230,7 +230,7 @@ static void do_reload(ep_admin_service *self, const order *asked)
     ep_rpc_call_finish(asked->call, EP_OK, NULL);
 }
 
-/* The value that is in force: one that waits for a restart is not shown. */
+/* Shows the value in force, not one that waits for a restart. */
 static bool fill_entry(const ep_admin_config *config, size_t index, ep_admin_override *override,
                        Expertd__V1__ConfigEntry *out_entry)
 {

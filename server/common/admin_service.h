@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The Admin service of both daemons. Who may call it is decided before: its methods are for
- * operators, and those come in on admin_listen only (rpc/rpc.h).
+ * The Admin service of both daemons. Its methods are for operators only, who come in on
+ * admin_listen; lib/rpc checks that (rpc/rpc.h).
  *
- * Threads    calls arrive on lane threads and are worked off one after another on the loop's
- *            thread, like signals.
+ * Threads    calls arrive on lane threads and are handled one by one on the loop's thread, like
+ *            signals.
  */
 #ifndef EP_SERVER_COMMON_ADMIN_SERVICE_H
 #define EP_SERVER_COMMON_ADMIN_SERVICE_H
@@ -23,7 +23,7 @@ typedef struct ep_admin_drain {
     char note[EP_ERROR_TEXT_BYTES]; /* "" none */
 } ep_admin_drain;
 
-/* What is in force instead of the configuration's value. */
+/* A value that overrides the configuration's. */
 typedef struct ep_admin_override {
     char value[64];
     char origin[64];
@@ -32,7 +32,7 @@ typedef struct ep_admin_override {
 /* Callbacks run on the loop's thread. */
 typedef struct ep_admin_config {
     ep_service_loop *loop;   /* borrowed, like reload */
-    const ep_reload *reload; /* knows the options in force */
+    const ep_reload *reload; /* has the options in force */
     /* As the Drain method; out_drain is zeroed. */
     ep_err (*drain)(void *arg, const char *node, bool undo, ep_admin_drain *out_drain,
                     ep_error *out_error);
@@ -47,7 +47,7 @@ typedef struct ep_admin_config {
     ep_err (*policy)(void *arg, const Expertd__V1__PolicyRequest *request,
                      Expertd__V1__PolicyReply_Closure closure, void *closure_data,
                      ep_error *out_error);
-    /* True when the policy stands in for what the configuration says of the key; NULL: never. */
+    /* True: the policy overrides the configuration of this key. NULL: never. */
     bool (*overrides)(void *arg, const char *key, ep_admin_override *out_override);
     /* As the PlanPlacement method; *out_reply is freed here. NULL as above. */
     ep_err (*plan)(void *arg, bool apply, bool with_copies, Expertd__V1__PlanReply **out_reply,
@@ -59,8 +59,8 @@ typedef struct ep_admin_config {
 ep_err ep_admin_service_create(const ep_admin_config *config, ep_admin_service **out_service);
 /* For ep_rpc_server_add_service. */
 ProtobufCService *ep_admin_service_rpc(ep_admin_service *service);
-/* Ends the calls that wait, and later ones at once. After the loop has run, before the rpc server
- * is destroyed. NULL allowed. */
+/* Ends waiting calls now and later ones at once. Call it after the loop has run and before the rpc
+ * server is destroyed. NULL allowed. */
 void ep_admin_service_stop(ep_admin_service *service);
 /* After the rpc server is destroyed. NULL allowed. */
 void ep_admin_service_destroy(ep_admin_service *service);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The metrics registry: families with their series in order of registration; hot values are
- * atomics. */
+/* The metrics registry: families and their series in order of registration. Values are atomic. */
 #include "common/metrics.h"
 
 #include <inttypes.h>
@@ -95,10 +94,10 @@ static void put_escaped(char *out, size_t bytes, const char *said)
         out[n++] = *text;
     }
     out[n] = 0;
-    out[ep_text_printable_bytes(out, true)] = 0; /* no half of a character */
+    out[ep_text_printable_bytes(out, true)] = 0; /* does not end in half a character */
 }
 
-/* A label that no longer fits is left out whole: a cut one would break the exposition. */
+/* A label that does not fit is left out as a whole; a truncated one would break the format. */
 static void put_labels(char *out, size_t bytes, const ep_metric_label *labels, size_t count)
 {
     size_t n = 0;

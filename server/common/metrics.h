@@ -3,10 +3,9 @@
  * A registry of counters, gauges and histograms, written as Prometheus text. Names begin with
  * "expertd_" and carry their unit (_seconds, _bytes); counters end in _total.
  *
- * Updating is lock-free. Asking twice for the same name and labels gives the same series. A NULL
- * series (out of memory) is accepted by every update, so metrics never fail the work they count.
- * Threads    every call, any thread. Collect functions run on the thread that writes, one writer at
- *            a time.
+ * Updates are lock-free. The same name and labels always give the same series. Updates accept a
+ * NULL series (out of memory), so metrics never fail the work that they count. Threads any. Collect
+ * functions run on the thread that writes, one writer at a time.
  */
 #ifndef EP_SERVER_COMMON_METRICS_H
 #define EP_SERVER_COMMON_METRICS_H
@@ -41,8 +40,7 @@ ep_metric_series *ep_metrics_histogram(ep_metrics *metrics, const char *name, co
                                        const double *bounds, size_t bounds_count);
 
 void ep_counter_add(ep_metric_series *series, uint64_t n);
-/* What is kept elsewhere: told at each collect, as the labels' series. Without memory nothing is.
- */
+/* Set a value that is counted elsewhere, at each collect. Without memory it is not shown. */
 void ep_counter_set(ep_metrics *metrics, const char *name, const char *help,
                     const ep_metric_label *labels, size_t count, uint64_t total);
 void ep_gauge_set(ep_metrics *metrics, const char *name, const char *help,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What users read about the options, from the same table: sample file, man pages, completion. */
+/* Documents for users from the option table: sample file, man pages, completion. */
 #include <argp.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ static void describe_type(const ep_option *option, char *out, size_t bytes)
     snprintf(out, bytes, "%s, %s", type_name(option->type), allowed);
 }
 
-/* The default as YAML; for an option without one an empty value. */
+/* Writes the default as YAML; an empty value if there is none. */
 static void put_default(const ep_option *option, FILE *out)
 {
     if (option->default_text == NULL) {
@@ -45,7 +45,7 @@ static void put_default(const ep_option *option, FILE *out)
 
 /* ---- sample file ---- */
 
-/* Words in lines of a comment. */
+/* Writes text as comment lines. */
 static void put_comment(const char *text, FILE *out)
 {
     size_t column = 0;

@@ -55,7 +55,7 @@ ep_probe_check ep_pool_watch_check(const ep_pool_watch *watch)
     uint64_t now_ns = ep_clock_now_ns();
     snprintf(check.text, sizeof(check.text), "there is memory for frames");
     ep_rpc_server_read_shares(watch->server, shares);
-    /* the first one, which is all of it, has the last word */
+    /* the first one, the total, decides last */
     for (size_t i = EP_RPC_SHARES; i-- > 0;) {
         uint64_t refused_ns = __atomic_load_n(&watch->shares[i].refused_ns, __ATOMIC_RELAXED);
         if (refused_ns != 0 && now_ns - refused_ns < RECENT_NS) {

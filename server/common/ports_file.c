@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing the ports file: to a name of our own first, then renamed over the real one. */
+/* Writes the ports file under a temporary name and renames it. */
 #include "common/ports_file.h"
 
 #include <errno.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The file a program writes once it listens, so that scripts and tests that asked for port 0 read
- * the real ports back:
+ * A file that a program writes when it listens, from which scripts and tests read the real ports
+ * after asking for port 0:
  *     {"program":"expertd","pid":4711,"rpc_url":"tcp://127.0.0.1:40123","probe_url":"http://...",
  *     ...}
- * It appears whole (written beside, then renamed) and is removed at the end.
+ * It appears complete (written under another name, then renamed) and is removed at the end.
  */
 #ifndef EP_SERVER_COMMON_PORTS_FILE_H
 #define EP_SERVER_COMMON_PORTS_FILE_H

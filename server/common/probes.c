@@ -20,12 +20,12 @@
 
 #define CONNECTION_MEMORY_BYTES (16u << 10)
 #define BODY_BYTES 4096
-#define HELD_LINE_NS (60 * EP_NS_PER_S) /* no two lines of connections ended are closer */
+#define HELD_LINE_NS (60 * EP_NS_PER_S) /* least time between two such lines */
 
 /* One connection, which is one request. */
 typedef struct probe_conn {
     bool used;
-    bool dropped; /* shut down, and about to be closed */
+    bool dropped; /* shut down, not closed yet */
     int fd;
     uint64_t due_ns;
 } probe_conn;
@@ -36,8 +36,9 @@ struct ep_probes {
     pthread_mutex_t lock;
     probe_conn conns[EP_PROBES_CONNECTIONS_MAX]; /* lock */
     uint64_t line_due_ns;                        /* lock */
-    ep_timer timer;                              /* when the oldest connection's time is over */
-    char host[64];                               /* as in a URL: IPv6 in brackets */
+    /* fires when the oldest connection's time is over */
+    ep_timer timer;
+    char host[64]; /* as in a URL: IPv6 in brackets */
 };
 
 typedef union socket_address {
@@ -99,7 +100,7 @@ ep_err ep_probes_check_address(const char *address, ep_error *out_error)
     return parse_address(address, &parsed, host, sizeof(host), out_error);
 }
 
-/* Takes the body's release, also when it fails. */
+/* Releases the body in any case, also on failure. */
 static enum MHD_Result reply(struct MHD_Connection *connection, const ep_probe_page *page,
                              const char *location)
 {
@@ -150,8 +151,7 @@ const char *ep_probe_query_value(const ep_probe_query *query, const char *key)
 {
     struct MHD_Connection *connection = (struct MHD_Connection *)(uintptr_t)query;
     const char *value = NULL;
-    /* A key without a value has none to look up: a plain look-up would not tell it from an absent
-     * key. */
+    /* A plain look-up could not tell a key without a value from an absent key. */
     bool is_there = MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, key,
                                                   strlen(key), &value, NULL) == MHD_YES;
     return is_there && value == NULL ? "" : value;
@@ -211,8 +211,7 @@ static enum MHD_Result reply_metrics(const ep_probes *probes, struct MHD_Connect
     return reply(connection, &page, NULL);
 }
 
-/* What this port is. A browser at / goes on to the front page; whoever follows nothing reads the
- * same words there. */
+/* Says what this port is. At / it also redirects to the front page, for browsers. */
 static enum MHD_Result reply_unknown(const ep_probes_config *config,
                                      struct MHD_Connection *connection, bool is_root)
 {
@@ -273,14 +272,13 @@ static void drop(ep_probes *probes, probe_conn *conn, uint64_t now_ns, const cha
                EP_KV(reason, why), EP_KV(effect, "its connection is closed"),
                EP_KV(next_line_ms, HELD_LINE_NS / EP_NS_PER_MS));
     }
-    shutdown(conn->fd, SHUT_RDWR); /* the daemon sees its end, and closes it */
+    shutdown(conn->fd, SHUT_RDWR); /* the daemon notices and closes it */
     conn->dropped = true;
 }
 
 /*
- * Whoever holds connections must not keep a kubelet out: those whose time is over are ended,
- * however they dribble, and above half of the places the oldest is, before a newcomer needs its
- * place.
+ * Held connections must not keep a kubelet out. Ends connections whose time is over, even if bytes
+ * still trickle in, and the oldest one when more than half of the places are taken.
  */
 static void make_place(ep_probes *probes)
 {
@@ -299,7 +297,7 @@ static void make_place(ep_probes *probes)
         count++;
         oldest = oldest == NULL || conn->due_ns < oldest->due_ns ? conn : oldest;
     }
-    if (oldest != NULL) { /* not armed, for want of memory: the next newcomer looks */
+    if (oldest != NULL) { /* without memory for the timer the next new connection checks */
         (void)ep_timer_arm(probes->config.timers, &probes->timer, oldest->due_ns);
     }
     if (count > EP_PROBES_CONNECTIONS_MAX / 2) {
@@ -322,7 +320,7 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **s
     ep_probes *probes = arg;
     probe_conn *conn = *socket_context;
     pthread_mutex_lock(&probes->lock);
-    if (code == MHD_CONNECTION_NOTIFY_CLOSED) { /* its socket is open until we return */
+    if (code == MHD_CONNECTION_NOTIFY_CLOSED) { /* its socket stays open until this returns */
         if (conn != NULL) {
             conn->used = false;
         }
@@ -345,7 +343,7 @@ static void on_connection(void *arg, struct MHD_Connection *connection, void **s
     pthread_mutex_unlock(&probes->lock);
 }
 
-/* Bad requests are counted nowhere and logged nowhere: anybody may send them. */
+/* Drops messages about bad requests, which anybody may send. */
 static void __attribute__((format(printf, 2, 0)))
 drop_log(void *arg, const char *format, va_list args)
 {

@@ -6,14 +6,15 @@
  *     /v2/health/live, .../ready     as /livez, /readyz with an empty body
  *     /metrics                       Prometheus text
  *     what config.page answers       with `front` as where / leads
- *     others                         404, and what this port is: "expertd: node a: calls go to
- *                                    tcp://...", which lib/rpc/rpc_look.c reads
+ *     others                         404 and a line that lib/rpc/rpc_look.c reads: "expertd: node
+ * a: calls go to tcp://..."
  *
  * Limits     EP_PROBES_CONNECTIONS_MAX connections of one request each, 16 KiB of memory per
  *            connection, and EP_PROBES_TIMEOUT_S seconds from its begin to the end of the answer.
- *            Above half of the places the oldest connection is ended for a newcomer: who holds
- *            connections keeps nobody out. The log names one a minute (probe-held).
- * Threads    one own thread, which calls checks(); it must not block. The timers' thread ends slow
+ *            When more than half of the places are taken, the oldest connection is ended for a new
+ *            one, so that nobody can block others by holding connections. The log names one a
+ *            minute (probe-held).
+ * Threads    a thread of its own calls checks(), which must not block. The timers' thread ends slow
  *            connections.
  */
 #ifndef EP_SERVER_COMMON_PROBES_H
@@ -39,18 +40,18 @@ typedef struct ep_probe_check {
 
 typedef struct ep_probes ep_probes;
 
-/* The query of a request. Keys without a value have "", keys that are not there NULL. */
+/* The query of a request. The value of a key; "" without a value, NULL: there is no such key. */
 typedef struct ep_probe_query ep_probe_query;
 const char *ep_probe_query_value(const ep_probe_query *query, const char *key);
 
-/* An answer to a path of its own that a program has. */
+/* The answer to a path that the program itself serves. */
 typedef struct ep_probe_page {
     unsigned status;    /* of HTTP */
     const char *type;   /* of the body; static */
     const char *policy; /* Content-Security-Policy; NULL: none */
     const char *body;
     size_t bytes;
-    /* once it is sent, on the door's thread or in ep_probes_stop; NULL: it stays */
+    /* called once it is sent, on the probes' thread or in ep_probes_stop; NULL: body is static */
     void (*release)(void *arg);
     void *release_arg;
 } ep_probe_page;
@@ -59,10 +60,10 @@ typedef struct ep_probes_config {
     const char *address; /* "127.0.0.1:7421", "[::1]:0", "0.0.0.0:7421"; port 0: any free one */
     /* Fills out[EP_PROBE_CHECKS_MAX] and returns how many; the probe succeeds when all are ok. */
     size_t (*checks)(void *arg, ep_probe_kind kind, ep_probe_check *out);
-    /* Fills out_page for a path ("/status") that it knows (false: it does not); must not block.
-     * NULL: no such pages. */
+    /* Fills out_page for a path such as "/status", without blocking; false: not known. NULL: no
+     * pages. */
     bool (*page)(void *arg, const char *path, const ep_probe_query *query, ep_probe_page *out_page);
-    const char *front; /* static, with page: the path that / leads to, without its slash */
+    const char *front; /* static, with page: the path that / redirects to, without its slash */
     void *arg;
     ep_metrics *metrics;      /* borrowed */
     const char *node;         /* borrowed; NULL: the coordinator's */

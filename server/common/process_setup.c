@@ -16,9 +16,8 @@
 #define MMAP_THRESHOLD_BYTES (1 << 30)
 #define TOP_PAD_BYTES (64 << 20)
 
-/* A descriptor 0 to 2 that is closed would be taken by the next socket, and a stray print would go
- * into it.
- */
+/* Opens descriptors 0 to 2 if they are closed, or a socket would get the number and stray
+ * prints. */
 static void hold_standard_descriptors(void)
 {
     int fd;
@@ -38,7 +37,8 @@ void ep_process_setup(void)
     mallopt(M_TOP_PAD, TOP_PAD_BYTES);
     hold_standard_descriptors();
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is a failed write, not an end */
+    /* exceeding a file size limit fails the write instead of ending the process */
+    signal(SIGXFSZ, SIG_IGN);
     umask(027);
 }
 
@@ -66,8 +66,7 @@ static uint64_t lesser(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* The least limit of a group and of those it is in. A group that cannot be seen from here has none
- * that we know of. */
+/* The least limit of a group and its parents. A group that is not visible has none. */
 static uint64_t read_group_limits(const char *root, const char *controller, char *group,
                                   const char *file)
 {
@@ -79,7 +78,7 @@ static uint64_t read_group_limits(const char *root, const char *controller, char
             snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s%s/%s", root, controller, group, file);
         FILE *f = n < (int)sizeof(path) ? fopen(path, "re") : NULL;
         if (f != NULL) {
-            /* else it says "max" */
+            /* otherwise it is "max" */
             least = fscanf(f, "%" SCNu64, &limit) == 1 ? lesser(least, limit) : least;
             fclose(f);
         }
@@ -91,7 +90,7 @@ static uint64_t read_group_limits(const char *root, const char *controller, char
     }
 }
 
-/* Lines of /proc/self/cgroup: number:controllers:group. */
+/* Reads lines of /proc/self/cgroup, number:controllers:group. */
 static uint64_t read_cgroup_limit(const char *root)
 {
     char path[PATH_MAX], line[PATH_MAX];

@@ -54,7 +54,7 @@ int ep_options_main(const ep_options_spec *spec, int argc, char **argv, ep_optio
     bool has_values =
         err == EP_OK && (options->action == EP_ACTION_RUN || options->action == EP_ACTION_CHECK);
     if (has_values && options->action == EP_ACTION_CHECK) {
-        ep_log_start(EP_LOG_WARN, EP_LOG_TEXT); /* what the check warns of is shown */
+        ep_log_start(EP_LOG_WARN, EP_LOG_TEXT); /* shows warnings of the check */
         for (size_t i = 0; i < options->warnings_count; i++) {
             ep_log(EP_LOG_WARN, "config", EP_KV(reason, options->warnings[i]));
         }
@@ -63,7 +63,7 @@ int ep_options_main(const ep_options_spec *spec, int argc, char **argv, ep_optio
         err = check(options, &error);
     }
     if (err != EP_OK) {
-        /* a value of a file must not steer a terminal */
+        /* escaped, so that a file's bytes cannot control a terminal */
         char text[EP_TEXT_ESCAPED_BYTES(sizeof(error.text))];
         fprintf(stderr, "%s: %s\n", spec->program, ep_text_escape(error.text, text, sizeof(text)));
         ep_options_free(options);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading the configuration again. */
+/* Reads the configuration again. */
 #include "common/reload.h"
 
 #include <unistd.h>

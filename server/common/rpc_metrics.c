@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Series that count who was turned away. */
+/* Sets the series of rpc_metrics.h. */
 #include "common/rpc_metrics.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@ void ep_rpc_metrics_refused(ep_metrics *metrics, const ep_rpc_server_stats *stat
     }
 }
 
-/* Sets one series of a lane; the others are everything but shared memory. */
+/* Sets the series of a lane: "shm", or "stream" for all others. */
 static void set_lane(ep_metrics *metrics, const char *name, uint64_t connections, uint64_t received,
                      uint64_t sent)
 {

@@ -36,8 +36,7 @@ bool ep_sd_notify(const char *text)
     if (fd < 0) {
         return false;
     }
-    /* A manager that is slow to read has a queue of a few messages: READY must not get lost in
-     * it. */
+    /* The manager's queue holds only a few messages: READY must not be lost while it is slow. */
     struct timeval patience = {.tv_sec = SEND_TIMEOUT_S};
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
     socklen_t address_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + path_bytes);
@@ -50,7 +49,7 @@ bool ep_sd_notify(const char *text)
     return n == (ssize_t)strlen(text);
 }
 
-/* One line only: a newline would begin another assignment. */
+/* Writes a single line, since a newline would begin another assignment. */
 static void put_status(char *out, size_t bytes, const char *prefix, const char *status)
 {
     size_t n = (size_t)snprintf(out, bytes, "%sSTATUS=", prefix);

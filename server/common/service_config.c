@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the shared options to listeners, credentials and limits; the rules about who may listen
- * where. */
+/* Makes listeners, credentials and limits of the options; checks which listeners are allowed. */
 #include "common/service_config.h"
 
 #include <stdlib.h>
@@ -26,7 +25,7 @@ bool ep_url_is_tls(const char *url)
     return strncmp(url, "tls+tcp://", strlen("tls+tcp://")) == 0;
 }
 
-/* What an address beyond loopback lacks, TLS or token; NULL: nothing. */
+/* What an address beyond loopback lacks: TLS or token; NULL: nothing. */
 static const char *find_missing(const ep_options *options, const char *address,
                                 const char *token_key)
 {
@@ -40,7 +39,7 @@ static const char *find_missing(const ep_options *options, const char *address,
                                  : "there is no token";
 }
 
-/* The same, but NULL too when the operator wants it so. */
+/* The same, but NULL if insecure is set. */
 static const char *find_fault(const ep_options *options, const char *address, const char *token_key)
 {
     return ep_options_bool(options, "insecure") ? NULL : find_missing(options, address, token_key);
@@ -100,7 +99,7 @@ static ep_err load_listeners(const ep_options *options, ep_service_config *confi
     return EP_OK;
 }
 
-/* One URL of its own key; "" is off. */
+/* Checks a URL that has its own key; "": off. */
 static ep_err check_listener(const ep_options *options, const char *key, const ep_tls_config *tls,
                              const char *tls_keys, const char *token_key, ep_error *out_error)
 {
@@ -153,7 +152,7 @@ static void load_limits(const ep_options *options, ep_service_config *config)
     config->limits.connections_max = (uint32_t)ep_options_number(options, "connections_max");
     config->limits.calls_per_connection_max =
         (uint32_t)ep_options_number(options, "calls_per_connection_max");
-    /* One largest frame must always fit, or nothing could ever be sent or accepted. */
+    /* A largest frame must always fit, or it could never be sent or accepted. */
     if (config->limits.credit_bytes < config->limits.frame_bytes_max * 2) {
         config->limits.credit_bytes = config->limits.frame_bytes_max * 2;
     }
@@ -266,7 +265,7 @@ void ep_service_log_start(const ep_options *options)
     static const ep_log_format formats[] = {EP_LOG_TEXT, EP_LOG_TEXT, EP_LOG_JSON, EP_LOG_JOURNAL};
     uint64_t format = ep_options_number(options, "log_format");
     bool under_journal = format == 0 && getenv("JOURNAL_STREAM") != NULL;
-    /* log_level's words stand in the order of ep_log_level. */
+    /* log_level's words are in the order of ep_log_level. */
     ep_log_start((ep_log_level)ep_options_number(options, "log_level"),
                  under_journal ? EP_LOG_JOURNAL : formats[format]);
     for (size_t i = 0; ep_options_warning(options, i) != NULL; i++) {
@@ -292,6 +291,6 @@ void ep_service_lane_start(const ep_options *options)
 {
     ep_error error;
     ep_err err = ep_stream_lane_choose(ep_options_text(options, "stream_lane"), &error);
-    EP_ASSERT(err == EP_OK); /* the option table allows no other words */
+    EP_ASSERT(err == EP_OK); /* the option table allows only these words */
     ep_stream_lane_set_busy_poll((uint32_t)ep_options_number(options, "busy_poll_us"));
 }

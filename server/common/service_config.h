@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The options every daemon has (where it listens, who may talk to it, limits, log), their rows for
- * the option table, and their values as the lower layers want them.
+ * Options of both daemons (listeners, tokens, TLS, limits, log): their rows of the option table,
+ * and their values for the lower layers.
  */
 #ifndef EP_SERVER_COMMON_SERVICE_CONFIG_H
 #define EP_SERVER_COMMON_SERVICE_CONFIG_H
@@ -178,11 +178,11 @@ typedef struct ep_service_config {
     uint32_t door_contexts;
     const char *probe_address;       /* "" off */
     const char *ports_file;          /* "" none */
-    ep_rpc_credentials *credentials; /* owned; of all roles, perhaps empty */
+    ep_rpc_credentials *credentials; /* owned; of all roles, may be empty */
     ep_tls_config tls;               /* for listeners and for dialling; borrowed texts */
     ep_tls_config admin_tls;         /* for admin_listen */
     bool has_tls;
-    bool insecure; /* the operator allows plain text and no token beyond loopback */
+    bool insecure; /* allow listening beyond loopback without TLS and token */
     bool payload_crc;
     ep_rpc_limits limits;
     size_t buffer_bytes_max;
@@ -190,9 +190,9 @@ typedef struct ep_service_config {
 } ep_service_config;
 
 /*
- * Reads and checks the shared options: URLs, the probe address, the token files, and that nothing
- * listens beyond loopback without TLS and token unless insecure is set. The result borrows from
- * options. Errors: BAD_CONFIG naming origin, key and rule; NO_MEMORY.
+ * Reads and checks these options: URLs, the probe address, token files, and that nothing listens
+ * beyond loopback without TLS and token unless insecure is set. The result borrows from options.
+ * Errors: BAD_CONFIG naming origin, key and rule; NO_MEMORY.
  */
 ep_err ep_service_config_load(const ep_options *options, ep_service_config *out_config,
                               ep_error *out_error);
@@ -202,19 +202,18 @@ void ep_service_config_fini(ep_service_config *config);
  * the door. Errors: as ep_rpc_server_listen. */
 ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server,
                          ep_error *out_error);
-/* Of admin_listen, with its real port, once it listens; "" when it is off. */
+/* The URL of admin_listen with its real port, once it listens; "" if off. */
 void ep_service_admin_url(const ep_service_config *config, ep_rpc_server *server, char *out_url,
                           size_t bytes);
 
-/* A line for every listener that only insecure: true admits. At start: whoever reads the log shall
- * not have to look for it. */
+/* Logs, at the start, every listener that is allowed only by insecure: true. */
 void ep_service_warn_exposed(const ep_options *options);
 
-/* Starts the log as the options say, and logs their warnings. */
+/* Starts the log by the options and logs the options' warnings. */
 void ep_service_log_start(const ep_options *options);
-/* Loads the trace probes, aside, unless tracing is off. Without them all goes on untraced. */
+/* Loads the trace probes in the background, unless tracing is off. They may be missing. */
 void ep_service_trace_start(const ep_options *options);
-/* Sets the lane of tcp:// and its busy polling for this process. Before the first listen or
+/* Sets the lane of tcp:// and its busy polling for this process. Call it before the first listen or
  * dial. */
 void ep_service_lane_start(const ep_options *options);
 /* True for "tls+tcp://...". */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libuv behind the program's event loop. */
+/* The event loop over libuv. */
 #include "common/service_loop.h"
 
 #include <pthread.h>
@@ -91,7 +91,7 @@ static void on_tick(uv_timer_t *handle)
     }
 }
 
-/* Handles are open from here on; close_all copes with any number of them. */
+/* Opens the handles. After a failure close_all closes those that are open. */
 static int open_handles(ep_service_loop *loop)
 {
     int rc = uv_async_init(&loop->uv, &loop->wake, on_wake);
@@ -180,9 +180,8 @@ void ep_service_loop_catch_stop(ep_service_loop *loop, bool is_caught)
         if (is_caught) {
             (void)uv_signal_start(&loop->signal_handles[i], on_signal, signals[i]);
         } else {
-            const struct sigaction action = {/* the default does nothing to a container's first
-                                                process */
-                                             .sa_handler = end_at_once};
+            /* a handler, since the default action is ignored for a container's first process */
+            const struct sigaction action = {.sa_handler = end_at_once};
             uv_signal_stop(&loop->signal_handles[i]);
             (void)sigaction(signals[i], &action, NULL);
         }
@@ -201,7 +200,8 @@ void ep_service_loop_destroy(ep_service_loop *loop)
 void ep_service_loop_run(ep_service_loop *loop)
 {
     uv_run(&loop->uv, UV_RUN_DEFAULT);
-    atomic_store(&loop->quit, false); /* a quit before run ends that run; one after it the next */
+    /* a quit before run ends that run; one after a run ends the next */
+    atomic_store(&loop->quit, false);
 }
 
 void ep_service_loop_quit(ep_service_loop *loop)
@@ -262,7 +262,7 @@ ep_err ep_service_loop_timer_create(ep_service_loop *loop, void (*func)(void *ar
 
 void ep_loop_timer_start(ep_loop_timer *timer, uint64_t delay_ms, uint64_t repeat_ms)
 {
-    uv_update_time(timer->timer.loop); /* the loop's idea of now is as old as this turn */
+    uv_update_time(timer->timer.loop); /* the loop's cached time is as old as this iteration */
     uv_timer_start(&timer->timer, on_user_timer, delay_ms, repeat_ms);
 }
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The one event loop of a program: signals, timers, and work posted from other threads. Data frames
+ * The event loop of a program, for signals, timers and work posted from other threads. Data frames
  * never pass through it.
  *
  * Signals    first SIGTERM or SIGINT: on_stop. A second one ends the process at once with 128 +
  *            signal number. SIGHUP: on_reload.
- * Watchdog   when the service manager asks for it, the loop itself answers, and only while is_alive
- *            says so: a stuck loop is a stuck program, and so is one whose other parts do nothing.
+ * Watchdog   if the service manager has one, the loop itself notifies it, and only while is_alive
+ *            returns true. So a stuck loop counts as a stuck program, and stuck other parts do too.
  * Threads    _post and _quit from any thread; everything else on the thread that runs the loop.
  *            Tasks and timers run on that thread, in order.
  */
@@ -27,7 +27,7 @@ typedef struct ep_service_loop_handler {
     void *arg;
 } ep_service_loop_handler;
 
-/* Work for the loop's thread, embedded in its owner. Zero it, then set func and arg. */
+/* Work for the loop's thread, a member of its owner. Zero it, then set func and arg. */
 typedef struct ep_loop_task {
     void (*func)(void *arg);
     void *arg;
@@ -42,18 +42,18 @@ typedef struct ep_loop_timer ep_loop_timer;
 /* Takes over the three signals. One loop per process. Errors: NO_MEMORY, IO. */
 ep_err ep_service_loop_create(const ep_service_loop_handler *handler, ep_service_loop **out_loop,
                               ep_error *out_error);
-/* False: until true is given SIGTERM and SIGINT end the process at once, with 0. For a start that
- * waits for others. */
+/* False: SIGTERM and SIGINT end the process at once with exit code 0, until this is called with
+ * true. For a start that waits for other processes. */
 void ep_service_loop_catch_stop(ep_service_loop *loop, bool is_caught);
 /* After _run returned. Tasks still queued never run. */
 void ep_service_loop_destroy(ep_service_loop *loop);
 /* Runs until _quit; may be run again. */
 void ep_service_loop_run(ep_service_loop *loop);
 void ep_service_loop_quit(ep_service_loop *loop);
-/* Queues a task; one that is queued already stays queued once. Cannot fail. */
+/* Queues a task unless it is queued already. Cannot fail. */
 void ep_service_loop_post(ep_service_loop *loop, ep_loop_task *task);
-/* Takes a task back that is queued; else nothing. Before its owner is freed, and after the last
- * post. On the loop's thread, or while the loop does not run. */
+/* Removes a task if it is queued. Call it after the last post and before its owner is freed, on the
+ * loop's thread or while the loop does not run. */
 void ep_service_loop_cancel(ep_service_loop *loop, ep_loop_task *task);
 
 /* Errors: NO_MEMORY. Freed with the loop. */
@@ -63,7 +63,7 @@ ep_err ep_service_loop_timer_create(ep_service_loop *loop, void (*func)(void *ar
 void ep_loop_timer_start(ep_loop_timer *timer, uint64_t delay_ms, uint64_t repeat_ms);
 void ep_loop_timer_stop(ep_loop_timer *timer);
 
-/* How long ago the loop last turned. It turns at least every EP_SERVICE_LOOP_TICK_MS. Any
+/* Time since the loop's last iteration. There is one at least every EP_SERVICE_LOOP_TICK_MS. Any
  * thread. */
 #define EP_SERVICE_LOOP_TICK_MS 1000
 uint64_t ep_service_loop_idle_ms(const ep_service_loop *loop);

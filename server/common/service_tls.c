@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checking certificates and keys. */
+/* Checks certificates and keys. */
 #include "common/service_tls.h"
 
 #include <errno.h>
@@ -19,14 +19,14 @@
 
 #define TIME_BYTES 64
 
-/* One of the files, for messages about it. */
+/* One of the files. */
 typedef struct tls_file {
     const ep_options *options;
     const char *key;
     const char *path;
     ep_error *error;
-    bool log;           /* that little time is left */
-    uint64_t *expiry_s; /* when the last of the valid ones ends */
+    bool log;           /* warn when little time is left */
+    uint64_t *expiry_s; /* raised to the end of each valid certificate */
 } tls_file;
 
 #define FAIL(file, ...) ep_options_fail((file)->options, (file)->key, (file)->error, __VA_ARGS__)
@@ -47,7 +47,7 @@ static uint64_t unix_seconds(const ASN1_TIME *at)
     return seconds > 0 ? (uint64_t)seconds : 0;
 }
 
-/* Valid now? Else why not. Warns when little time is left. */
+/* Checks that a certificate is valid now; warns when little time is left. */
 static ep_err check_dates(const tls_file *file, const X509 *cert)
 {
     uint64_t until_s = unix_seconds(X509_get0_notAfter(cert));
@@ -97,7 +97,7 @@ static ep_err open_file(const tls_file *file, bool has_key, FILE **out_stream)
     return EP_OK;
 }
 
-/* Old certificates may stand beside their successors, so one that is valid is enough. */
+/* One valid certificate is enough, since old ones may be there beside their successors. */
 static ep_err check_ca(const tls_file *file)
 {
     FILE *stream = NULL;
@@ -114,7 +114,7 @@ static ep_err check_ca(const tls_file *file)
         X509_free(cert);
     }
     fclose(stream);
-    /* the end of the file is the expected end; anything else is a broken block */
+    /* the end of the file is expected; any other error is a broken block */
     bool at_end = ERR_GET_REASON(ERR_peek_last_error()) == PEM_R_NO_START_LINE;
     ERR_clear_error();
     if (count == 0 || !at_end) {
@@ -134,7 +134,7 @@ static int no_password(char *buffer, int bytes, int writes, void *arg)
 static ep_err check_pair(const tls_file *file, FILE *stream)
 {
     ep_err err = EP_OK;
-    X509 *cert = PEM_read_X509(stream, NULL, NULL, NULL); /* further ones are the chain */
+    X509 *cert = PEM_read_X509(stream, NULL, NULL, NULL); /* the others are the chain */
     rewind(stream);
     EVP_PKEY *key = PEM_read_PrivateKey(stream, NULL, no_password, NULL);
     if (cert == NULL) {
@@ -208,7 +208,8 @@ static void look_at_files(const ep_options *options, ep_tls_stamp out_stamps[EP_
     for (size_t i = 0; i < EP_TLS_FILES; i++) {
         const char *path = ep_options_text(options, rows[i].key);
         struct stat st;
-        memset(&out_stamps[i], 0, sizeof(out_stamps[i])); /* they are compared as bytes */
+        /* they are compared as bytes, so padding must be zero */
+        memset(&out_stamps[i], 0, sizeof(out_stamps[i]));
         if (path[0] != 0 && stat(path, &st) == 0) {
             out_stamps[i].changed_ns =
                 (int64_t)(st.st_ctim.tv_sec * (int64_t)EP_NS_PER_S + st.st_ctim.tv_nsec);
@@ -239,7 +240,7 @@ static void renew(ep_tls_watch *watch)
     ep_tls_stamp stamps[EP_TLS_FILES];
     uint64_t expiry_s[EP_TLS_FILES];
     ep_error error;
-    /* before they are read: what is written meanwhile is seen by the next look */
+    /* before the files are read, so that the next check sees what is written meanwhile */
     look_at_files(watch->options, stamps);
     if (memcmp(stamps, watch->in_force, sizeof(stamps)) == 0) {
         set_refusal(watch, "");
@@ -276,11 +277,11 @@ ep_err ep_tls_watch_start(ep_tls_watch *watch, const ep_options *options, ep_ser
     *watch =
         (ep_tls_watch){.options = options, .server = server, .lock = PTHREAD_MUTEX_INITIALIZER};
     look_at_files(options, stamps);
-    /* they were good a moment ago; if not, listening says why */
+    /* they were good a moment ago; if not, listening reports why */
     (void)check_all(options, false, expiry_s, &error);
     take(watch, stamps, expiry_s);
     if (ep_tls_watch_expiry(watch) == 0) {
-        return EP_OK; /* without TLS there is nothing to look at */
+        return EP_OK; /* without TLS there is nothing to watch */
     }
     ep_err err = ep_service_loop_timer_create(loop, on_look, watch, &watch->timer);
     if (err == EP_OK) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A look at TLS files before anything listens or dials: the network library would say no more than
- * "cryptographic error", and only when somebody connects.
+ * Checks TLS files before anything listens or dials. The network library would only report
+ * "cryptographic error", and only at a connection.
  */
 #ifndef EP_SERVER_COMMON_SERVICE_TLS_H
 #define EP_SERVER_COMMON_SERVICE_TLS_H
@@ -18,25 +18,22 @@
 
 /*
  * tls_ca_file, admin_tls_ca_file: PEM certificates, at least one valid today. tls_cert_key_file: a
- * valid certificate and its key, private (base/private_file.h). Less than EP_TLS_WARN_DAYS left: a
- * warning is logged. Keys that are not set are passed over. Errors: BAD_CONFIG with key, file and
- * rule, with dates where a time is the reason.
+ * valid certificate and its key, private (base/private_file.h). With less than EP_TLS_WARN_DAYS
+ * left a warning is logged. Keys that are not set are skipped. Errors: BAD_CONFIG with key, file
+ * and rule, and dates if time is the reason.
  */
 ep_err ep_service_tls_check(const ep_options *options, ep_error *out_error);
 
 /*
- * Renews the TLS of a server's listeners when a file changed: looked at once a minute, and at once
- * by _reload. (Whoever dials reads the files for each dial.) Files that are not good change
- * nothing, but a restart would fail with them: they are looked at again, and until they are good
- * _refusal says why. The log:
- *   I tls-renewed tls_cert_key_file valid_until 2027-01-01T00:00:00Z ...
- *   E tls-refused what is in force stays: ...
+ * Renews the TLS of a server's listeners when a file has changed, checked once a minute and by
+ * _reload. (Dialling reads the files each time.) Bad files change nothing, but a restart would fail
+ * with them. They are checked again, and until they are good _refusal has the reason. The log has
+ * tls-renewed with the days left, or tls-refused with the reason.
  *
  * Threads    _start and _reload on the loop's thread; all others any.
  */
 enum { EP_TLS_FILES = 3 };
-/* Tells one state of a file from the next: written in place, another file under the name, other
- * rights. */
+/* Detects a changed file: written in place, replaced, or with other permissions. */
 typedef struct ep_tls_stamp {
     int64_t changed_ns;
     uint64_t inode;
@@ -54,20 +51,20 @@ typedef struct ep_tls_watch {
 } ep_tls_watch;
 
 /*
- * Takes the files as they are now for those in force: before the server listens, which reads them.
- * options: what the process started with. server outlives the loop's timers. Errors: as
+ * Takes the present files as those in force; call it before the server listens and reads them.
+ * options: those at the start. server outlives the loop's timers. Errors: as
  * ep_service_loop_timer_create.
  */
 ep_err ep_tls_watch_start(ep_tls_watch *watch, const ep_options *options, ep_service_loop *loop,
                           ep_rpc_server *server);
 void ep_tls_watch_reload(ep_tls_watch *watch);
-/* expertd_tls_expiry_seconds by key: when the certificates in force end; expertd_tls_refused. */
+/* Sets expertd_tls_refused, and expertd_tls_expiry_seconds by key: end of those in force. */
 void ep_tls_watch_collect(ep_tls_watch *watch, ep_metrics *metrics);
-/* Unix time in seconds when the first of them ends; 0: no TLS. */
+/* Unix time in seconds at which the first of them ends; 0: no TLS. */
 uint64_t ep_tls_watch_expiry(const ep_tls_watch *watch);
-/* Why the files in place are refused, with key, file and rule; "" they are not. */
+/* Why the present files are refused, with key, file and rule; "": they are not. */
 void ep_tls_watch_refusal(ep_tls_watch *watch, char out_text[EP_ERROR_TEXT_BYTES]);
-/* The same for /readyz?verbose. Never a reason not to be ready: what is in force serves. */
+/* The same for /readyz?verbose. Always ok, since the files in force still serve. */
 ep_probe_check ep_tls_watch_check(ep_tls_watch *watch);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading the files that hold tokens. */
+/* Reads token files. */
 #include "common/service_tokens.h"
 
 #include <errno.h>
@@ -13,14 +13,14 @@
 
 #define FILE_BYTES_MAX (EP_TOKENS_PER_ROLE * (EP_TOKEN_BYTES_MAX + 1 + EP_TOKEN_LABEL_BYTES + 1))
 
-/* One file's text, with its lines ended in place. */
+/* A file's text, split into lines in place. */
 typedef struct token_file {
     char text[FILE_BYTES_MAX + 2];
     const char *lines[EP_TOKENS_PER_ROLE];
     const char *labels[EP_TOKENS_PER_ROLE];
 } token_file;
 
-/* The file must be a regular one that nobody else may read. */
+/* Reads a file, which must be regular and readable by this user alone. */
 static ep_err read_text(const ep_options *options, const char *key, const char *path,
                         token_file *file, ep_error *out_error)
 {

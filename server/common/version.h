@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this build is: for --version, the info metric and Hello. */
+/* Version of this build, for --version, the info metric and Hello. */
 #ifndef EP_SERVER_COMMON_VERSION_H
 #define EP_SERVER_COMMON_VERSION_H
 
@@ -9,8 +9,8 @@
 /* Static texts. */
 const char *ep_version_text(void);     /* "0.1.0" */
 const char *ep_version_build(void);    /* source revision, or "unknown" */
-const char *ep_version_isa(void);      /* processor the code was compiled for: "x86_64" */
-const char *ep_version_software(void); /* "expertd 0.1.0 (revision)", as said in Hello */
+const char *ep_version_isa(void);      /* instruction set of the build: "x86_64" */
+const char *ep_version_software(void); /* "expertd 0.1.0 (revision)", as in Hello */
 void ep_version_print(const char *program, bool json, FILE *out);
 
 #endif

@@ -28,7 +28,7 @@
 #include "common/rpc_metrics.h"
 #include "common/service_tokens.h"
 
-/* how often a stopping coordinator looks whether gateway calls and replies are out */
+/* how often a stopping coordinator checks whether gateway calls and replies are out */
 #define LEAVE_LOOK_MS 10
 #define REPLY_HEADER_BYTES (32u << 10) /* room for a reply's header in a frame */
 
@@ -42,7 +42,7 @@ typedef struct coordinator {
     ep_table_store *store; /* NULL: state in memory */
     ep_coordinator_service *service;
     ep_gateway *gateway;
-    /* loopback: the gateway's client finds this process there */
+    /* loopback address for the gateway's own client */
     char gateway_url[EP_ADDRESS_BYTES];
     ep_admin_service *admin;
     ep_rpc_server *server;
@@ -52,7 +52,7 @@ typedef struct coordinator {
     ep_service_loop *loop;
     ep_loop_timer *tick;
     ep_loop_timer *leave_timer;
-    uint32_t drain_ms; /* of the last reload */
+    uint32_t drain_ms; /* reloadable */
     uint64_t leave_by_ns;
     char rpc_url[EP_URL_BYTES];
     char probe_url[EP_URL_BYTES];
@@ -61,12 +61,13 @@ typedef struct coordinator {
     bool stopping;
 } coordinator;
 
-/* Leaves once no gateway call is in flight and every reply is out, or when drain_ms have passed. */
+/* Ends the process once no gateway call is in flight and every reply is out, or after drain_ms. */
 static void on_leave_look(void *arg)
 {
     coordinator *self = arg;
     ep_rpc_server_stats rpc;
-    /* first: a call is in flight until its reply is queued, and then that counts */
+    /* read first: a call counts as in flight until its reply is queued, and then the reply
+     * counts */
     uint32_t in_flight = ep_gateway_in_flight(self->gateway);
     ep_rpc_server_read_stats(self->server, &rpc);
     bool late = ep_clock_now_ns() >= self->leave_by_ns;
@@ -109,7 +110,7 @@ static ep_err run_reload(void *arg, ep_reload_report *out_report, ep_error *out_
         ep_gateway_set_token(self->gateway, token);
         explicit_bzero(token, sizeof(token));
     }
-    /* also when the files are why it is refused: it remembers that */
+    /* also when the reload was refused because of the files: the watch remembers that */
     ep_tls_watch_reload(&self->tls_watch);
     ep_sd_notify_ready(options != NULL ? "serving"
                                        : "serving, the last reload was refused: see the log");
@@ -119,10 +120,10 @@ static ep_err run_reload(void *arg, ep_reload_report *out_report, ep_error *out_
 static void on_reload(void *arg)
 {
     ep_error error;
-    (void)run_reload(arg, NULL, &error); /* a refusal is logged */
+    (void)run_reload(arg, NULL, &error); /* it logs a refusal itself */
 }
 
-/* An order of an operator. */
+/* A drain order of an operator. */
 static ep_err on_drain(void *arg, const char *node, bool undo, ep_admin_drain *out_drain,
                        ep_error *out_error)
 {
@@ -196,7 +197,7 @@ static ep_err connect_gateway(coordinator *self, ep_error *out_error)
     client.token = token[0] != 0 ? token : NULL;
     client.buffer_bytes_max = service->buffer_bytes_max;
     client.payload_crc = service->payload_crc;
-    /* without a name this process only listens with TLS */
+    /* without a server name this process only listens with TLS */
     if (service->has_tls && service->tls.server_name != NULL) {
         client.tls_ca_file = service->tls.ca_file;
         client.tls_cert_key_file = service->tls.cert_key_file;
@@ -234,15 +235,15 @@ static void on_tick(void *arg)
 }
 
 /*
- * Who asks whether to send work here, or clients, wants no coordinator whose every call ends with
- * UNAVAILABLE. Nodes register meanwhile, and must therefore reach it whatever this says.
+ * Not ready while every call would end with UNAVAILABLE. Nodes must be able to register meanwhile,
+ * so they must reach the coordinator whatever this says.
  */
 static size_t check_health(coordinator *self, ep_probe_check *out)
 {
     ep_health *health = ep_coordinator_service_judge(self->service);
     const ep_health_problem *end = health != NULL ? ep_health_end_of_service(health) : NULL;
     out[0] = (ep_probe_check){.name = "service", .ok = health != NULL && end == NULL};
-    /* those that leave calls possible do not end service */
+    /* problems that do not end service leave this check ok */
     out[1] = (ep_probe_check){.name = "problems", .ok = true};
     if (health == NULL) {
         snprintf(out[0].text, sizeof(out[0].text), "no memory to judge it");
@@ -284,7 +285,7 @@ static size_t on_checks(void *arg, ep_probe_kind kind, ep_probe_check *out)
         count += check_health(self, &out[count]);
         out[count++] = ep_pool_watch_check(&self->pool_watch);
         out[count++] = ep_tls_watch_check(&self->tls_watch);
-        /* a failing one does not end service */
+        /* a failing store does not end service */
         out[count] = (ep_probe_check){.name = "store", .ok = true};
         snprintf(out[count].text, sizeof(out[count].text), "%.120s",
                  self->store == NULL               ? "memory"
@@ -403,7 +404,7 @@ static ep_err create_gateway(coordinator *self, ep_error *out_error)
     return ep_gateway_create(&config, &self->gateway, out_error);
 }
 
-/* Listens for the gateway's own client. */
+/* Listens on loopback for the gateway's own client. */
 static ep_err start_gateway(coordinator *self, ep_error *out_error)
 {
     if (!self->config->gateway) {
@@ -417,7 +418,7 @@ static ep_err start_gateway(coordinator *self, ep_error *out_error)
     return err != EP_OK ? err : connect_gateway(self, out_error);
 }
 
-/* The service with what its store kept, under a term that no client has seen. */
+/* Starts the service with the stored state, under a term that no client has seen. */
 static ep_err start_service(coordinator *self, ep_error *out_error)
 {
     ep_coordinator_state_config cluster = self->config->cluster;

@@ -154,7 +154,7 @@ static uint32_t number(const ep_options *options, const char *key)
     return (uint32_t)ep_options_number(options, key);
 }
 
-/* An array to free, of borrowed texts; NULL: no memory. */
+/* An allocated array of borrowed texts; NULL: no memory. */
 static const char **list_texts(const ep_options *options, const char *key, const char *field)
 {
     size_t count = ep_options_list_count(options, key);
@@ -230,10 +230,10 @@ static ep_err load_map(const ep_options *options, ep_coordinator_config *config,
 }
 
 /*
- * Grows with each restart while the state is in memory; in microseconds, since a restart may take
- * less than a second. With a store it is the least that the next term may be: terms that the store
- * does not know of, because it is a backup or the coordinator ran without it for a while, are
- * below. Where the clock was set back the stored term + 1 is above.
+ * The time in microseconds, so that it grows with each restart, even one of less than a second.
+ * With a store it is only a lower bound of the next term, above terms that the store does not know
+ * of because it is a backup or was not in use for a while. If the clock was set back, the stored
+ * term + 1 is higher.
  */
 static uint64_t new_term(void)
 {
@@ -242,8 +242,8 @@ static uint64_t new_term(void)
     return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
 }
 
-/* It must be there: a misspelt path would otherwise begin without state and shuffle experts, and
- * nobody would know why. */
+/* The directory must exist: with a misspelt path the coordinator would otherwise start without
+ * state and move experts for no visible reason. */
 static ep_err check_state_dir(const ep_options *options, ep_coordinator_config *config,
                               ep_error *out_error)
 {

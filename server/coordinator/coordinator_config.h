@@ -9,7 +9,7 @@
 
 typedef struct ep_coordinator_config {
     ep_service_config service;
-    ep_coordinator_state_config cluster; /* term: for a start without a stored one */
+    ep_coordinator_state_config cluster; /* its term is for a start without a stored one */
     const char *state_dir;               /* borrowed; NULL: state in memory */
     bool gateway;
     uint32_t gateway_calls_max;
@@ -21,8 +21,8 @@ typedef struct ep_coordinator_config {
 
 extern const ep_options_spec ep_coordinator_options;
 
-/* Borrows from options. Errors: BAD_CONFIG naming origin, key, value and rule; what the expert
- * map's reader says; NO_MEMORY. */
+/* Borrows from options. Errors: BAD_CONFIG naming origin, key, value and rule; those of reading the
+ * expert map; NO_MEMORY. */
 ep_err ep_coordinator_config_load(const ep_options *options, ep_coordinator_config *out_config,
                                   ep_error *out_error);
 void ep_coordinator_config_fini(ep_coordinator_config *config);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Counts and words about a drain. */
+/* Counts copies and writes the note about a drain. */
 #include "coordinator/drain_report.h"
 
 #include <stdio.h>
@@ -40,7 +40,8 @@ static uint32_t experts_short(const ep_routing_table *table, uint32_t copies_wan
     return count;
 }
 
-/* Why: some wait, others are on their way, or there is no room. */
+/* Notes why experts have fewer copies: some wait for move_rate, others are being loaded, or there
+ * is no room. */
 static void note_fewer(const ep_coordinator_state *cluster,
                        const ep_coordinator_state_config *config, uint32_t fewer,
                        char out[EP_ERROR_TEXT_BYTES])
@@ -77,7 +78,7 @@ void ep_drain_report_complete(const ep_coordinator_state *cluster,
     if (undo) {
         return;
     }
-    /* behind the state while a table is being written */
+    /* the served table is behind the state while a new one is being written */
     uint32_t listed = ep_table_copies_on(served, io_drain->node);
     io_drain->copies_to_move =
         listed > io_drain->copies_to_move ? listed : io_drain->copies_to_move;

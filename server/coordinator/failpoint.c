@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Only in the test build of the coordinator. */
+/* Compiled only into the coordinator's test build. */
 #include "coordinator/failpoint.h"
 
 #include <signal.h>

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Named points at which a test ends, stops or fails the coordinator. Without EP_FAILPOINTS they are
- * nothing.
+ * Named points at which a test ends, stops or fails the coordinator. Without EP_FAILPOINTS they
+ * have no code.
  *
- * The variable EP_FAILPOINT chooses one: "name=kill" or "name=stop", with ":n" for the n-th time
- * the point is passed (1 when not given), or "name=error:PATH", which fails for as long as the file
- * PATH exists.
+ * The variable EP_FAILPOINT selects one: "name=kill" or "name=stop", with ":n" for the n-th pass of
+ * the point (default 1), or "name=error:PATH", which fails as long as the file PATH exists.
  */
 #ifndef EP_COORDINATOR_FAILPOINT_H
 #define EP_COORDINATOR_FAILPOINT_H
@@ -13,7 +12,7 @@
 #include <stdbool.h>
 
 #ifdef EP_FAILPOINTS
-/* True: fail here. Any thread. */
+/* True: the caller must fail here. Any thread. */
 bool ep_failpoint_hit(const char *name);
 enum ep_failpoint_names {
 #define X(name) EP_FAILPOINT_##name,

@@ -17,7 +17,7 @@
 
 #define RETRY_AFTER_US_MIN 1000u
 #define TABLE_RETRY_US 500000u
-/* A call ends this much before its caller's deadline, so that the caller gets the reason, or the
+/* A call ends so long before its caller's deadline, so that the caller gets the error, or the
  * result with missing slots, in time. */
 #define DEADLINE_RESERVE_US_MAX 100000u
 #define DEADLINE_RESERVE_PART 10
@@ -33,16 +33,17 @@ typedef struct gateway_client {
 struct ep_gateway {
     Expertd__V1__Gateway_Service rpc; /* first: handlers get a pointer to it */
     ep_gateway_config config;
-    pthread_rwlock_t client_lock; /* read: a call is being started; write: the client goes */
-    gateway_client *client;       /* NULL: not yet, or no more */
-    gateway_client *next;         /* to take its place, once it has a table; NULL: none */
-    gateway_client *former;       /* until its calls have ended; NULL: none */
+    /* read lock: to start a call; write lock: to replace the client */
+    pthread_rwlock_t client_lock;
+    gateway_client *client; /* NULL: none yet, or stopped */
+    gateway_client *next;   /* replaces client once it has a table; NULL: none */
+    gateway_client *former; /* replaced, but its calls have not ended; NULL: none */
     ep_metric_series *seconds;
     pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t idle;  /* in_flight became 0 */
     uint32_t in_flight;
     bool draining;
-    uint64_t typical_us; /* of a call, for retry_after_us */
+    uint64_t typical_us; /* typical duration of a call, for retry_after_us */
 };
 
 /* Shared by the handler, the completion and the caller's cancel. */
@@ -56,7 +57,7 @@ typedef struct gateway_request {
     ep_trace_fields trace; /* call 0: not traced */
     ep_buffer *reply;
     pthread_mutex_t lock; /* guards the rest */
-    uint32_t refs;        /* the handler while it starts the call, and the completion */
+    uint32_t refs;        /* held by the handler while it starts the call, and by the completion */
     ep_call *layer_call;  /* valid until done */
     bool done;
     bool cancelled;
@@ -89,7 +90,7 @@ static ep_err enter(ep_gateway *gateway, ep_error *out_error)
     return err;
 }
 
-/* Before the reply goes out: whoever has it finds it counted. */
+/* Counted before the reply is sent, so that whoever has the reply finds it counted. */
 static ep_metric_series *results_counter(const ep_gateway *gateway, ep_err result)
 {
     ep_metric_label label = {"result", ep_err_name(result)};
@@ -103,7 +104,7 @@ static void count_result(ep_gateway *gateway, ep_err result, uint64_t took_ns)
     ep_histogram_observe(gateway->seconds, (double)took_ns * 1e-9);
 }
 
-/* The last thing a call does, after its reply is queued: the gateway may go. */
+/* The last step of a call, after its reply is queued: the gateway may be destroyed then. */
 static void leave(ep_gateway *gateway, uint64_t took_ns)
 {
     uint64_t took_us = took_ns / EP_NS_PER_US;
@@ -117,7 +118,7 @@ static void leave(ep_gateway *gateway, uint64_t took_ns)
     pthread_mutex_unlock(&gateway->lock);
 }
 
-/* ---- the span; the layer call inside joins its trace, with this call as its parent ---- */
+/* ---- the span; the layer call inside joins its trace as a child ---- */
 
 static ep_trace_fields trace_begin(const Expertd__V1__GatewayForwardRequest *header,
                                    ep_rpc_call *call)
@@ -148,7 +149,7 @@ static void trace_end(const ep_trace_fields *trace, ep_err status)
     }
 }
 
-/* Ends a call whose layer call did not begin. */
+/* Ends a call whose layer call has not begun. */
 static void refuse(ep_gateway *gateway, ep_rpc_call *call, const ep_error *error, uint64_t begin_ns,
                    const ep_trace_fields *trace)
 {
@@ -202,7 +203,7 @@ static void on_cancel(void *arg, ep_rpc_call *call)
     (void)call;
     pthread_mutex_lock(&request->lock);
     request->cancelled = true;
-    ep_call_cancel(request->layer_call); /* NULL before it began and after its end */
+    ep_call_cancel(request->layer_call); /* NULL before its begin and after its end */
     pthread_mutex_unlock(&request->lock);
 }
 
@@ -230,8 +231,7 @@ static void send_reply(gateway_request *request, const ep_moe_result *result)
     request->closure(&reply, request->call);
 }
 
-/* The call's own words, except that a client which is being closed means a coordinator that
- * stops. */
+/* The call's own error; but if the client is being closed, the coordinator is stopping. */
 static ep_err read_failure(gateway_request *request, const ep_moe_result *result,
                            ep_error *out_error)
 {
@@ -272,8 +272,8 @@ static void on_done(void *arg, const ep_moe_result *result)
 
 /* ---- from the message to the client's arguments ---- */
 
-/* The model as the client's calls find it, with the id that it has pinned. False when the model is
- * not in the table: the call itself then says what there is. */
+/* The model as the client would find it, with the pinned id. False: it is not in the table, and the
+ * call's own error will list what is. */
 static bool find_model(ep_client *client, const Expertd__V1__GatewayForwardRequest *header,
                        ep_model_desc *out_model)
 {
@@ -341,7 +341,7 @@ static ep_err fill_deadline(const ep_rpc_call *call, uint64_t now_ns, ep_moe_arg
 
 /* ---- the handler ---- */
 
-/* Begins the layer call. On success its completion ends the rpc call and counts it out. */
+/* Begins the layer call. On success its completion ends the rpc call and calls leave. */
 static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_error *out_error)
 {
     const Expertd__V1__GatewayForwardRequest *header = request->header;
@@ -366,10 +366,10 @@ static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_er
     }
     if (err != EP_OK) {
         __atomic_sub_fetch(&request->client->calls, 1, __ATOMIC_RELEASE);
-        request_unref(request); /* the completion's */
+        request_unref(request); /* the completion's reference */
         return err;
     }
-    /* while it is not done, the completion waits for the lock and the handle is valid */
+    /* not done yet: the completion waits for the lock, so the handle is valid */
     pthread_mutex_lock(&request->lock);
     if (!request->done) {
         request->layer_call = layer_call;
@@ -381,8 +381,8 @@ static ep_err start(gateway_request *request, const ep_gateway_view *view, ep_er
     return EP_OK;
 }
 
-/* Sums of the active tokens' probabilities per expert, malloc'ed; NULL: not wanted, or no memory,
- * which costs statistics only. */
+/* Allocated sums per expert of the active tokens' probabilities; NULL: not wanted, or no memory,
+ * and then only statistics are missing. */
 static double *sum_probabilities(const ep_gateway *gateway,
                                  const Expertd__V1__GatewayForwardRequest *header,
                                  const ep_gateway_view *view, uint64_t *out_tokens)
@@ -403,8 +403,8 @@ static double *sum_probabilities(const ep_gateway *gateway,
     return sums;
 }
 
-/* Begins the layer call; logits that were taken are counted. They are read before it begins, for
- * its end may come at once and takes the frame. */
+/* Begins the layer call and counts its logits. They are read before, because the call may end at
+ * once and free the frame. */
 static ep_err start_counted(gateway_request *request, const ep_gateway_view *view,
                             ep_error *out_error)
 {
@@ -425,7 +425,7 @@ static ep_err start_counted(gateway_request *request, const ep_gateway_view *vie
     return err;
 }
 
-/* The client lock is held for reading. */
+/* Read lock of client_lock held. */
 static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardRequest *header,
                          Expertd__V1__GatewayForwardReply_Closure closure, ep_rpc_call *call,
                          uint64_t now_ns, const ep_trace_fields *trace, ep_error *out_error)
@@ -465,7 +465,7 @@ static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardR
     }
     ep_rpc_call_on_cancel(call, on_cancel, request);
     err = start_counted(request, &view, out_error);
-    /* on_cancel may run until the call is finished: the request goes after that */
+    /* on_cancel may run until the call is finished, so the request is released after that */
     if (err != EP_OK) {
         refuse(gateway, call, out_error, now_ns, trace);
         leave(gateway, ep_clock_now_ns() - now_ns);
@@ -522,7 +522,8 @@ ep_err ep_gateway_create(const ep_gateway_config *config, ep_gateway **out_gatew
     gateway->seconds = ep_metrics_histogram(config->metrics, "expertd_gateway_duration_seconds",
                                             "Time of a gateway call in the coordinator", NULL, 0,
                                             second_bounds, EP_ARRAY_COUNT(second_bounds));
-    results_counter(gateway, EP_OK); /* rates need a first 0 */
+    /* creates the series with 0, so that rates have a first value */
+    results_counter(gateway, EP_OK);
     *out_gateway = gateway;
     return EP_OK;
 }
@@ -560,7 +561,7 @@ ep_err ep_gateway_connect(ep_gateway *gateway, const ep_client_config *client, e
     return EP_OK;
 }
 
-/* Nodes of this id hold nothing of the model, while others do. */
+/* No node with this id has copies of the model, while others have. */
 static bool is_stranded(const ep_routing_table *table, const ep_model_desc *pinned)
 {
     uint32_t index;
@@ -603,10 +604,11 @@ void ep_gateway_tick(ep_gateway *gateway)
     uint64_t term;
     uint64_t number;
     gateway_client *ended = NULL;
-    if (gateway->former == NULL && gateway->next == NULL) { /* only this thread changes them */
+    /* no lock: only this thread changes them */
+    if (gateway->former == NULL && gateway->next == NULL) {
         return;
     }
-    /* no call is being started: those of a former client only end */
+    /* with the write lock no call is being started, so a former client's calls only end */
     pthread_rwlock_wrlock(&gateway->client_lock);
     if (gateway->former != NULL &&
         __atomic_load_n(&gateway->former->calls, __ATOMIC_ACQUIRE) == 0) {
@@ -677,7 +679,7 @@ void ep_gateway_destroy(ep_gateway *gateway)
         return;
     }
     pthread_mutex_lock(&gateway->lock);
-    while (gateway->in_flight > 0) { /* its call is finished; only leave() is left */
+    while (gateway->in_flight > 0) { /* the calls are finished; only leave() is still to come */
         pthread_cond_wait(&gateway->idle, &gateway->lock);
     }
     pthread_mutex_unlock(&gateway->lock);

@@ -10,8 +10,7 @@
 #include "common/service_tls.h"
 #include "coordinator/state.h"
 
-/* A node that serves may load what moved to it for so long; what it should drop waits meanwhile on
- * all nodes. */
+/* A serving node may load for so long without a warning. Meanwhile no node drops copies. */
 #define BEHIND_WARN_MS 300000u
 #define SLOW_WARN_MS 5000u
 
@@ -125,7 +124,7 @@ static void judge_tls(const char *who, uint64_t expiry, const char *error, uint6
     }
 }
 
-/* The devices by number. */
+/* Reports the lost devices by number. */
 static void judge_devices(const Expertd__V1__NodeEntry *node, ep_health *health)
 {
     const int lost = __builtin_popcountll(node->devices_lost);
@@ -199,7 +198,7 @@ static void judge_node(const Expertd__V1__NodeEntry *node, uint64_t unix_now, ep
     }
 }
 
-/* Experts of one model whose copies are too few, and where the first stands. */
+/* Experts of a model with too few copies: their number, and the first one. */
 typedef struct expert_lack {
     uint64_t experts;
     uint32_t layers;
@@ -227,7 +226,7 @@ static bool on_one_host(const ep_routing_table *table, const uint32_t *nodes, ui
     return count > 1;
 }
 
-/* Another host holds copies, and these are all on one: that one's end takes the experts away. */
+/* Warns of experts whose copies are all on one host, if copies are on several hosts at all. */
 static void judge_hosts(const ep_routing_table *table, uint32_t model_index, ep_health *health)
 {
     const ep_routing_model *model = &table->models[model_index];
@@ -293,8 +292,8 @@ static void judge_copies(const ep_health_facts *facts, uint32_t model_index, boo
         uint32_t experts = layer->shape.experts;
         for (uint32_t e = 0; e < experts + layer->shape.shared_experts; e++) {
             uint32_t count = layer->offsets[e + 1] - layer->offsets[e];
-            /* An expert map names the copies of routed experts itself; `copies` is then about the
-             * shared ones only. */
+            /* An expert map sets the copies of routed experts itself; `copies` then counts only for
+             * shared ones. */
             uint32_t wanted = is_mapped && e < experts ? 1 : facts->cluster->copies;
             if (count == 0) {
                 first_none = none.experts == 0 ? layer->shape.layer : first_none;
@@ -386,7 +385,7 @@ void ep_health_judge(const ep_health_facts *facts, ep_health *out_health)
     for (size_t i = 0; i < cluster->n_nodes; i++) {
         judge_node(cluster->nodes[i], facts->unix_now, out_health);
     }
-    /* an operator's will: nobody misses them */
+    /* an operator has emptied them, so they are not missed */
     size_t emptied = cluster->n_nodes - out_health->nodes_expected;
     if (out_health->nodes_expected + emptied < cluster->min_nodes) {
         out_health->nodes_expected = (uint32_t)(cluster->min_nodes - emptied);
@@ -395,7 +394,7 @@ void ep_health_judge(const ep_health_facts *facts, ep_health *out_health)
     for (uint32_t m = 0; facts->table != NULL && m < facts->table->models_count; m++) {
         const bool is_mapped = strcmp(cluster->policy, "static") == 0;
         judge_copies(facts, m, is_mapped, out_health);
-        if (!is_mapped) { /* a map's copies stand where its author wants them */
+        if (!is_mapped) { /* with a map the author decides where copies are */
             judge_hosts(facts->table, m, out_health);
         }
         judge_model(facts->table, m, out_health);
@@ -406,7 +405,7 @@ const ep_health_problem *ep_health_end_of_service(const ep_health *health)
 {
     bool ends =
         health->problems_count > 0 && ep_health_rules[health->problems[0].code].ends_service;
-    return ends ? &health->problems[0] : NULL; /* their codes come first */
+    return ends ? &health->problems[0] : NULL; /* codes that end service come first */
 }
 
 uint32_t ep_health_count(const ep_health *health, bool errors)

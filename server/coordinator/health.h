@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether the service is healthy: the one judgement that /readyz, the coordinator's metrics (and so
- * the alerts), expertctl status and expertctl doctor all speak from. Pure: facts in, problems out.
+ * Judges whether the service is healthy, for /readyz, the coordinator's metrics (and so the
+ * alerts), expertctl status and expertctl doctor alike. Pure: facts in, problems out.
  *
- * An error says that calls fail or soon will; a warning that the next fault may cost calls. One of
- * either means not healthy. A problem that `ends_service` means that no call can be answered: then
- * /readyz fails.
+ * An error means that calls fail or soon will; a warning that the next fault may cost calls. With
+ * either the service is not healthy. A problem with `ends_service` means that no call can be
+ * answered; then /readyz fails.
  */
 #ifndef EP_COORDINATOR_HEALTH_H
 #define EP_COORDINATOR_HEALTH_H
@@ -46,18 +46,19 @@ typedef enum ep_health_code {
 
 typedef struct ep_health_rule {
     const char *word; /* stable, for programs: "no-copy" */
-    bool is_error;    /* else a warning */
+    bool is_error;    /* or a warning */
     bool ends_service;
     const char *advice; /* what to do */
 } ep_health_rule;
 extern const ep_health_rule ep_health_rules[EP_HEALTH_CODES];
 
 typedef struct ep_health_facts {
-    const Expertd__V1__ClusterStatusReply *cluster; /* all but what is filled from the judgement */
-    const ep_routing_table *table;                  /* the one that is served; NULL: none yet */
-    const uint32_t *copies_waiting;                 /* of each model of the table; NULL: none */
-    uint64_t move_rate;                             /* what they wait for */
-    const char *memory_error; /* why even nodes and operators get no memory; NULL: they do */
+    /* without the fields that are filled from the judgement */
+    const Expertd__V1__ClusterStatusReply *cluster;
+    const ep_routing_table *table;  /* the served one; NULL: none yet */
+    const uint32_t *copies_waiting; /* of each model of the table; NULL: none */
+    uint64_t move_rate;             /* the limit that they wait for */
+    const char *memory_error; /* why even nodes and operators get no frame memory; NULL: they do */
     uint64_t tls_expiry;      /* of the coordinator, as HeartbeatRequest.tls_expiry */
     const char *tls_error;    /* of the coordinator, as HeartbeatRequest.tls_error */
     uint64_t unix_now;        /* in seconds */
@@ -69,15 +70,16 @@ typedef struct ep_health_problem {
 } ep_health_problem;
 
 typedef struct ep_health {
-    uint32_t counts[EP_HEALTH_CODES]; /* all problems, kept or not */
-    uint32_t problems_count;          /* kept, the worst first by the order of the codes */
+    uint32_t counts[EP_HEALTH_CODES]; /* of all problems, kept or not */
+    /* problems kept, in the order of the codes: the worst first */
+    uint32_t problems_count;
     uint32_t problems_dropped;
     uint32_t nodes_seen; /* starting, serving or degraded */
-    /* those, the suspect and lost ones; at least min_nodes without the drained ones */
+    /* those plus suspect and lost ones; at least min_nodes less the emptied ones */
     uint32_t nodes_expected;
-    double speed_min; /* of the slowest node, as NodeEntry.speed; 1 where none is known */
+    double speed_min;                 /* NodeEntry.speed of the slowest node; 1 if none is known */
     uint64_t experts_without_copy;    /* over all layers of the table */
-    uint64_t experts_with_few_copies; /* at least one, fewer than wanted */
+    uint64_t experts_with_few_copies; /* with at least one, but fewer than wanted */
     ep_health_problem problems[EP_HEALTH_PROBLEMS_MAX];
 } ep_health;
 

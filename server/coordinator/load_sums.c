@@ -9,10 +9,10 @@
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
-#define REPORTS_BETWEEN 4 /* of each node, between two of one whose layer is called: at most */
+/* the most reports of each node between two reports of a busy layer by one node */
+#define REPORTS_BETWEEN 4
 
-/* The newest report of one layer from one node's incarnation: experts ascending; count 0: none
- * yet. */
+/* The newest report of a layer by a node's incarnation: experts ascending; count 0: none yet. */
 typedef struct told_expert {
     uint32_t expert;
     uint64_t slots, passes;
@@ -26,7 +26,7 @@ typedef struct told_layer {
 typedef struct told_node {
     char name[EP_NODE_NAME_BYTES];
     uint64_t incarnation;
-    uint64_t used;       /* sums->clock when it last reported */
+    uint64_t used;       /* sums->clock at its last report */
     size_t layers_count; /* up to sums->layers_count */
     told_layer *layers;  /* by index in sums->layers */
 } told_node;
@@ -39,7 +39,8 @@ struct ep_load_sums {
     told_node *nodes;
     size_t layers_count;
     ep_load_layer *layers; /* sorted when read */
-    size_t likely;         /* index after the layer found last: reports name layers in one order */
+    /* index after the layer found last, since reports name layers in one order */
+    size_t likely;
 };
 
 ep_err ep_load_sums_create(uint32_t nodes_max, ep_load_sums **out_sums)
@@ -80,7 +81,7 @@ void ep_load_sums_destroy(ep_load_sums *sums)
 
 /* ---- finding and making ---- */
 
-/* NULL: no memory. A new incarnation begins at 0. */
+/* Finds or makes a node's entry; a new incarnation begins at 0. NULL: no memory. */
 static told_node *find_node(ep_load_sums *sums, const char *name, uint64_t incarnation)
 {
     told_node *node = NULL;
@@ -110,7 +111,7 @@ static told_node *find_node(ep_load_sums *sums, const char *name, uint64_t incar
     return node;
 }
 
-/* SIZE_MAX: no memory. */
+/* Finds or makes a layer. SIZE_MAX: no memory. */
 static size_t find_layer(ep_load_sums *sums, const char *model, const char *version, uint32_t layer,
                          uint32_t experts)
 {
@@ -203,8 +204,8 @@ static told_expert told_before(const told_layer *told, uint32_t expert, size_t *
     return is_told ? told->experts[*at] : (told_expert){.expert = expert};
 }
 
-/* Adds what is new and keeps the report in the place of the one before; an older one, which came
- * late, changes nothing. */
+/* Adds the increase and replaces the kept report. An older report that comes late changes
+ * nothing. */
 static ep_err take_load(told_layer *told, const Expertd__V1__LayerLoad *load, bool counts_passes,
                         ep_load_layer *sums)
 {

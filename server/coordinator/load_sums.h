@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Load per (model, version, layer): slots and passes per routed expert, summed over nodes and their
- * incarnations, and gate probabilities where logits were seen.
+ * incarnations, and gate probabilities from calls with logits.
  *
- * A node reports cumulative counts since its incarnation began. What is more than in its report
- * before is added, so that sums never go back: not when a node restarts at 0, not when it leaves,
- * not when an old report comes late. Sums begin anew with the coordinator. Older nodes tell no
- * passes: while one reports a layer, nobody's passes of it are added, else experts would seem
- * hotter on the others.
+ * A node reports cumulative counts since its incarnation began. The increase over its last report
+ * is added, so sums never decrease: not when a node restarts at 0, leaves, or sends an old report
+ * late. Sums start at 0 with the coordinator. Older nodes report no passes. While one of them
+ * reports a layer, no node's passes of that layer are added; otherwise experts would seem hotter on
+ * the other nodes.
  *
  * Threads    all calls from any thread.
  */
@@ -19,10 +19,10 @@
 
 typedef struct ep_load_sums ep_load_sums;
 
-#define EP_LOAD_SLOTS_MAX (1ull << 48) /* of one expert in one report, passes too */
+#define EP_LOAD_SLOTS_MAX (1ull << 48) /* the most for one expert in one report, also of passes */
 
-/* nodes_max: nodes whose reports are remembered; beyond it the one that reported longest ago is
- * forgotten. Errors: NO_MEMORY. */
+/* nodes_max: how many nodes' reports are kept; the one that reported longest ago is forgotten for a
+ * new one. Errors: NO_MEMORY. */
 ep_err ep_load_sums_create(uint32_t nodes_max, ep_load_sums **out_sums);
 void ep_load_sums_destroy(ep_load_sums *sums);
 
@@ -31,13 +31,13 @@ typedef uint32_t (*ep_load_experts_func)(void *arg, const char *model, const cha
                                          uint32_t layer);
 
 /*
- * A heartbeat's loads. Layers that nobody knows are left out. Errors: INVALID_ARGUMENT naming
- * layer, field, value, allowed range (nothing of that layer or later ones is added); NO_MEMORY
- * (they come again too).
+ * Adds a heartbeat's loads; unknown layers are left out. Errors: INVALID_ARGUMENT naming layer,
+ * field, value, allowed range; NO_MEMORY. After an error that layer and later ones are not added;
+ * the next report has them again.
  */
 ep_err ep_load_sums_take(ep_load_sums *sums, ep_load_experts_func experts_of, void *arg,
                          const Expertd__V1__HeartbeatRequest *request, ep_error *out_error);
-/* Probabilities of `tokens` tokens of a layer with so many experts, added up per expert. */
+/* Adds gate probabilities, summed per expert over `tokens` tokens. */
 void ep_load_sums_add_probabilities(ep_load_sums *sums, const char *model, const char *version,
                                     uint32_t layer, uint32_t experts,
                                     const double *probability_sums, uint64_t tokens);
@@ -48,10 +48,10 @@ typedef struct ep_load_layer {
     uint32_t layer;
     uint32_t experts;         /* E */
     uint64_t *counts;         /* [E] slots */
-    uint64_t *passes;         /* [E] jobs, each of which read the expert's weights */
-    uint64_t slots_only;      /* report that had no passes last, of all reports; 0: none */
+    uint64_t *passes;         /* [E] jobs, each reading the expert's weights once */
+    uint64_t slots_only;      /* number of the last report without passes; 0: none */
     double *probability_sums; /* [E] */
-    uint64_t tokens;          /* whose logits were seen */
+    uint64_t tokens;          /* tokens in probability_sums */
 } ep_load_layer;
 
 /* A copy of everything, by model, version, layer; freed with ep_load_layers_free. Errors:

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertd-coordinator: command line in, exit code out. */
+/* main of expertd-coordinator. */
 #include "base/log.h"
 #include "common/process_setup.h"
 #include "common/program_options.h"

@@ -29,7 +29,7 @@ static const ep_option elsewhere_options[] = {
              "size"},
 };
 
-/* The keys of the coordinator's own configuration have their ranges and words there. */
+/* Keys of the coordinator's own configuration have their range and help there. */
 static const struct {
     const char *name;
     const char *elsewhere;

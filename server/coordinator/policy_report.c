@@ -9,7 +9,7 @@
 
 #define CHANGES_MAX 64
 
-/* An answer and what it borrows. */
+/* An answer and the memory that it borrows. */
 typedef struct report {
     Expertd__V1__PolicyReply reply;
     Expertd__V1__PolicyEntry entries[EP_POLICY_KEYS];
@@ -26,7 +26,7 @@ static void fill_origin(char out[64], uint64_t revision)
     snprintf(out, 64, "policy revision %llu", (unsigned long long)revision);
 }
 
-/* What the coordinator's own configuration says. */
+/* Fills in the value of the coordinator's own configuration. */
 static ep_err fill_configured(report *r, ep_policy_key key, const ep_reload *reload)
 {
     const ep_options_spec *spec = reload->started->spec;

@@ -17,7 +17,7 @@
 #include "transport/address.h"
 #include "wire/placement_codec.h"
 
-#define BALANCE_NS (2 * EP_NS_PER_S) /* how often the load is looked at */
+#define BALANCE_NS (2 * EP_NS_PER_S) /* how often heat is taken from the loads */
 
 typedef struct watcher {
     ep_rpc_call *call;
@@ -26,7 +26,7 @@ typedef struct watcher {
     struct watcher *next;
 } watcher;
 
-/* A node as the log knows it. */
+/* The last logged state of a node. */
 typedef struct logged_node {
     uint32_t node_id;
     char name[EP_NODE_NAME_BYTES];
@@ -47,19 +47,19 @@ struct ep_coordinator_service {
     uint64_t balanced_ns;
     ep_table_store *store;   /* NULL: memory */
     ep_table_keeper *keeper; /* NULL: memory */
-    uint64_t revision_kept;  /* of the cluster, the newest that is written */
-    uint64_t revision_asked; /* the newest that the keeper was told of */
-    uint64_t policy_changed; /* of the cluster, when the policy was set last */
-    ep_policy policy_served; /* what nodes have, as served */
-    /* what watchers have; with a store older than the cluster's while that is not written */
+    uint64_t revision_kept;  /* the newest revision of the cluster that is written */
+    uint64_t revision_asked; /* the newest revision that the keeper was woken for */
+    uint64_t policy_changed; /* the cluster's revision when the policy was last set */
+    ep_policy policy_served; /* the policy that nodes have; as served */
+    /* the table that watchers have; with a store older than the cluster's until that is written */
     ep_routing_table *served;
-    ep_epoch committed; /* of the moment of served */
+    ep_epoch committed; /* committed epoch when served was taken */
     ep_err placement_error_logged;
     char copy_error_logged[EP_ERROR_TEXT_BYTES];
     char left_out_logged[EP_ERROR_TEXT_BYTES];
     char refusal_logged[EP_ERROR_TEXT_BYTES];
     const ep_pool_watch *pool_watch; /* NULL: memory is not judged */
-    ep_tls_watch *tls_watch;         /* NULL: nor is the coordinator's certificate */
+    ep_tls_watch *tls_watch;         /* NULL: certificates are not judged */
     size_t logged_count;
     logged_node *logged;
     ep_coordinator_stats stats;
@@ -93,7 +93,7 @@ static void send_snapshot(watcher *w, const ep_routing_table *table,
     }
 }
 
-/* Usually at the place that the node has in the cluster. */
+/* likely: the node's index in the cluster, where the entry usually is. */
 static logged_node *find_logged(ep_coordinator_service *self, size_t likely, uint32_t node_id)
 {
     for (size_t n = 0; n < self->logged_count; n++) {
@@ -112,7 +112,7 @@ static void log_state(ep_coordinator_service *self, size_t index,
     if (node == NULL) {
         logged_node *grown = realloc(self->logged, (self->logged_count + 1) * sizeof(*grown));
         if (grown == NULL) {
-            return; /* a line less */
+            return; /* without memory the line is not logged */
         }
         self->logged = grown;
         node = &grown[self->logged_count++];
@@ -129,8 +129,7 @@ static void log_state(ep_coordinator_service *self, size_t index,
     node->is_there = true;
 }
 
-/* Lock held. One line for each node whose state changed since the last time, and for each that was
- * forgotten. */
+/* Lock held. Logs each node whose state has changed since the last call, and each forgotten one. */
 static void log_nodes(ep_coordinator_service *self)
 {
     ep_coordinator_state_node_view view;
@@ -149,8 +148,8 @@ static void log_nodes(ep_coordinator_service *self)
     }
 }
 
-/* Lock held. Serves a table and tells watchers; nodes may drop what an older one needed, and go by
- * the policy. */
+/* Lock held. Serves a table and sends it to watchers. From now on nodes may drop copies that only
+ * older tables needed, and they get this policy. */
 static void adopt(ep_coordinator_service *self, ep_routing_table *table,
                   const Expertd__V1__PlacementSnapshot *snapshot, ep_epoch committed,
                   const ep_policy *policy)
@@ -174,8 +173,8 @@ static void adopt(ep_coordinator_service *self, ep_routing_table *table,
     (void)EP_FAILPOINT(publish_announced);
 }
 
-/* True when the table is not the served one. *out_snapshot stays NULL otherwise; false without
- * memory for it. */
+/* Encodes the table if it is not the served one; otherwise *out_snapshot is NULL. False: no
+ * memory. */
 static bool encode_news(const ep_routing_table *served, const ep_routing_table *table,
                         Expertd__V1__PlacementSnapshot **out_snapshot)
 {
@@ -194,14 +193,14 @@ static bool encode_news(const ep_routing_table *served, const ep_routing_table *
     return false;
 }
 
-/* Lock held. Without a store what is there is served at once. */
+/* Lock held. Wakes the keeper for a new revision; without a store serves the table at once. */
 static void publish(ep_coordinator_service *self)
 {
     Expertd__V1__PlacementSnapshot *snapshot;
     ep_routing_table *table = ep_coordinator_state_table(self->cluster);
     if (self->keeper != NULL) {
         uint64_t revision = ep_coordinator_state_revision(self->cluster);
-        /* a write that failed is the keeper's to try again */
+        /* the keeper itself repeats a failed write */
         if (revision != self->revision_asked) {
             self->revision_asked = revision;
             ep_table_keeper_wake(self->keeper);
@@ -217,7 +216,7 @@ static void publish(ep_coordinator_service *self)
     }
 }
 
-/* Lock held. Tells watchers of a new table, and the log of what changed. */
+/* Lock held. Publishes a new table and logs what has changed. */
 static void announce(ep_coordinator_service *self)
 {
     log_nodes(self);
@@ -288,7 +287,8 @@ static bool on_written(void *arg, const ep_table_job *job)
     ep_coordinator_service *self = arg;
     ep_routing_table *table = job->kept.published;
     Expertd__V1__PlacementSnapshot *snapshot;
-    bool good = encode_news(self->served, table, &snapshot); /* only this thread changes served */
+    /* no lock: only this thread changes served */
+    bool good = encode_news(self->served, table, &snapshot);
     pthread_mutex_lock(&self->lock);
     bool had_failed = self->stats.store_error.code != EP_OK;
     ep_error_clear(&self->stats.store_error);
@@ -308,7 +308,7 @@ static bool on_written(void *arg, const ep_table_job *job)
     return good;
 }
 
-/* A connection speaks for the node of its Hello only. */
+/* A connection may speak only for the node of its Hello. */
 static ep_err check_name_said(const ep_rpc_call *call, const char *what, const char *node,
                               ep_error *out_error)
 {
@@ -343,7 +343,7 @@ static ep_err check_host(const ep_coordinator_state_config *config,
                               request->node, request->url, rules);
 }
 
-/* What every client would dial, and show its token. */
+/* Checks a URL that every client would dial, showing its token. */
 static ep_err check_url(const ep_coordinator_state_config *config,
                         const Expertd__V1__RegisterRequest *request, ep_error *out_error)
 {
@@ -366,7 +366,7 @@ static ep_err check_url(const ep_coordinator_state_config *config,
     return check_host(config, request, out_error);
 }
 
-/* What the state cannot judge: that the caller speaks for itself, and that others can and may dial
+/* Checks what the state cannot: that the caller speaks for itself, and that others can and may dial
  * its address. */
 static ep_err check_caller(const ep_coordinator_service *self, const ep_rpc_call *call,
                            const Expertd__V1__RegisterRequest *request, ep_error *out_error)
@@ -377,7 +377,7 @@ static ep_err check_caller(const ep_coordinator_service *self, const ep_rpc_call
     return check_url(&self->config, request, out_error);
 }
 
-/* Lock held. What nodes read of the policy, as far as it is written; NULL: nothing. */
+/* Lock held. The policy's part for nodes, as far as it is written; NULL: none. */
 static Expertd__V1__NodePolicy *node_policy(const ep_coordinator_service *self,
                                             Expertd__V1__NodePolicy *out_policy)
 {
@@ -417,7 +417,7 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc,
         }
     }
     if (err != EP_OK) {
-        /* a refused node asks again with every heartbeat */
+        /* logged once: a refused node tries again with every heartbeat */
         bool is_new = strcmp(self->refusal_logged, error.text) != 0;
         strcpy(self->refusal_logged, error.text);
         pthread_mutex_unlock(&self->lock);
@@ -440,11 +440,11 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc,
     Expertd__V1__NodePolicy policy;
     reply.committed = has_turn ? &committed : NULL;
     reply.policy = node_policy(self, &policy);
-    /* Without memory: none, until the first heartbeat. */
+    /* Without memory the node gets its neighbours with the first heartbeat. */
     (void)ep_coordinator_state_neighbours(self->cluster, request->node, &reply.neighbours,
                                           &reply.n_neighbours);
     (void)EP_FAILPOINT(register_before_reply);
-    /* names in the assignments belong to the cluster: still under the lock */
+    /* under the lock, as names in the assignments belong to the cluster */
     closure(&reply, closure_data);
     ep_coordinator_state_assignments_free(reply.assignments, reply.n_assignments);
     free(reply.neighbours);
@@ -453,7 +453,7 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc,
     (void)EP_FAILPOINT(register_replied);
 }
 
-/* Lock held. What a node that asked to be emptied wants to know. */
+/* Lock held. Fills in the drain report for a node that asked to be emptied. */
 static void fill_leaving(ep_coordinator_service *self, const Expertd__V1__HeartbeatRequest *request,
                          ep_coordinator_drain *drain, Expertd__V1__HeartbeatReply *reply)
 {
@@ -513,8 +513,8 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc,
     if (err == EP_OK) {
         Expertd__V1__Epoch epoch = epoch_message(current);
         Expertd__V1__Epoch committed = epoch_message(self->committed);
-        /* a node must not drop by an old coordinator's assignment, nor by an older one than
-         * committed: tables may list again what that one took from it */
+        /* not to a node whose assignment is of another term or older than committed: it must not
+         * drop by that one, as tables may list again what it took away */
         if (has_turn || (request->epoch != NULL && request->epoch->term == current.term &&
                          request->epoch->number >= committed.number)) {
             reply.epoch = &epoch;
@@ -535,7 +535,7 @@ static void on_heartbeat(Expertd__V1__Coordinator_Service *rpc,
     ep_rpc_call_finish(closure_data, EP_OK, NULL);
 }
 
-/* Takes a watcher out of the list; NULL when it is gone already. */
+/* Takes a watcher out of the list; NULL: it is gone already. */
 static watcher *take_watcher(ep_coordinator_service *self, ep_rpc_call *call)
 {
     watcher *found = NULL;
@@ -596,7 +596,7 @@ static void on_watch_placement(Expertd__V1__Coordinator_Service *rpc,
         ep_placement_snapshot_free(snapshot);
     }
     pthread_mutex_unlock(&self->lock);
-    /* may run at once: no lock held */
+    /* without the lock, since on_watch_cancelled may run at once */
     ep_rpc_call_on_cancel(closure_data, on_watch_cancelled, self);
 }
 
@@ -628,7 +628,7 @@ static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_coordinator_state
     entry->last_seen_ms = (now_ns - view->last_seen_ns) / EP_NS_PER_MS;
 }
 
-/* A status and what it borrows. */
+/* A status and the memory that it borrows. */
 typedef struct status_parts {
     Expertd__V1__ClusterStatusReply reply;
     Expertd__V1__Epoch epoch;
@@ -641,7 +641,7 @@ typedef struct status_parts {
     uint32_t copies_waiting[EP_MODELS_MAX];
 } status_parts;
 
-/* Lock held. Nodes that are here, then the lost ones. */
+/* Lock held. Lists the present nodes, then the lost ones. */
 static bool collect_nodes(ep_coordinator_service *self, status_parts *parts, uint64_t now_ns)
 {
     ep_coordinator_state_node_view view;
@@ -669,7 +669,7 @@ static bool collect_nodes(ep_coordinator_service *self, status_parts *parts, uin
     return true;
 }
 
-/* Lock held. The nodes that are here come first. */
+/* Lock held. Counts moves of the present nodes, which are the first entries. */
 static void count_moves(ep_coordinator_service *self, status_parts *parts)
 {
     ep_coordinator_state_node_view view;
@@ -679,8 +679,8 @@ static void count_moves(ep_coordinator_service *self, status_parts *parts)
     }
 }
 
-/* Lock held, as long as the parts are used: they borrow names. False without memory; status_fini in
- * any case. */
+/* Lock held, also while the parts are used, since they borrow names. False: no memory. Call
+ * status_fini in any case. */
 static bool status_init(ep_coordinator_service *self, status_parts *parts)
 {
     uint64_t now_ns = ep_clock_now_ns();
@@ -738,7 +738,7 @@ static void status_fini(status_parts *parts)
     free(parts->health);
 }
 
-/* The judgement as messages, which borrow its texts. */
+/* Adds the problems as messages, which borrow their texts. */
 static bool add_problems(status_parts *parts)
 {
     const ep_health *health = parts->health;
@@ -765,7 +765,7 @@ static bool add_problems(status_parts *parts)
     return true;
 }
 
-/* Lock held. All that ClusterStatus tells; otherwise as status_init. */
+/* As status_init, with everything that ClusterStatus returns. */
 static bool status_init_whole(ep_coordinator_service *self, status_parts *parts)
 {
     if (!status_init(self, parts) || !add_problems(parts)) {
@@ -837,7 +837,7 @@ static void on_statistics(Expertd__V1__Coordinator_Service *rpc,
 
 static const Expertd__V1__Coordinator_Service rpc_template = EXPERTD__V1__COORDINATOR__INIT(on_);
 
-/* The table that was kept is served at once: its content is written already, and its term is. */
+/* Serves the stored table at once, as its content and term are already written. */
 static ep_err restore(ep_coordinator_service *self, const ep_coordinator_kept *kept)
 {
     const ep_table_keeper_config config = {.store = self->store,
@@ -912,13 +912,13 @@ ep_load_sums *ep_coordinator_service_loads(ep_coordinator_service *self)
     return self->loads;
 }
 
-/* Lock held. Every policy's plan and balance are told by heat. */
+/* Lock held. Hands heat to the state. Plan and balance need it with any placement. */
 static void balance_by_heat(ep_coordinator_service *self)
 {
     ep_load_layer *layers = NULL;
     size_t count = 0;
     if (ep_load_sums_read(self->loads, &layers, &count) != EP_OK) {
-        return; /* the next time */
+        return; /* tried again next time */
     }
     for (size_t l = 0; l < count; l++) {
         ep_coordinator_state_take_heat(self->cluster, layers[l].model, layers[l].version,
@@ -935,7 +935,7 @@ void ep_coordinator_service_tick(ep_coordinator_service *self)
     uint64_t now_ns = ep_clock_now_ns();
     uint64_t period_ns = self->config.heartbeat_ms * EP_NS_PER_MS;
     uint64_t gap_ns = self->ticked_ns != 0 ? now_ns - self->ticked_ns : 0;
-    /* who did not run heard nobody: heartbeats may still lie in sockets, or have come too late */
+    /* this process did not run, so heartbeats may still be in sockets or have come too late */
     if (gap_ns > 2 * period_ns) {
         ep_log(EP_LOG_WARN, "coordinator-blind", EP_KV(blind_ms, gap_ns / EP_NS_PER_MS),
                EP_KV(reason, "this process did not run"),
@@ -962,7 +962,7 @@ ep_err ep_coordinator_service_drain(ep_coordinator_service *self, const char *no
         announce(self);
         ep_drain_report_complete(self->cluster, ep_coordinator_state_in_force(self->cluster),
                                  self->served, undo, out_drain);
-        if (out_drain->is_news) { /* who waits for the end asks again and again */
+        if (out_drain->is_news) { /* logged once: a waiting operator repeats the order */
             ep_log(EP_LOG_INFO, undo ? "drain-undone" : "drain", EP_KV(node, out_drain->node),
                    EP_KV(state, out_drain->state),
                    EP_KV(copies_to_move, out_drain->copies_to_move));

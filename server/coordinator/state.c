@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Membership: who is there, what each node offers and owns, who fell silent. */
+/* Membership: the nodes, what each offers and owns, and which are silent. */
 #include "coordinator/state.h"
 
 #include <stdio.h>
@@ -32,10 +32,10 @@ static ep_err check_name(const char *what, const char *value, size_t bytes_max, 
     return EP_OK;
 }
 
-/* the sum over all experts that fit into a table stays far below 2^64 */
+/* so that the sum over all experts of a table stays far below 2^64 */
 #define EXPERT_BYTES_MAX (UINT64_C(1) << 40)
 
-/* By the very check that clients use on tables: what they would refuse must not get in. */
+/* Uses the check that clients apply to tables, so that no layer is accepted that they refuse. */
 static ep_err check_layer(const char *model, const Expertd__V1__LayerInfo *info,
                           ep_error *out_error)
 {
@@ -80,7 +80,7 @@ static int compare_numbers(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-/* A layer that is described twice could be of two sizes. */
+/* Refuses a layer that is described twice, perhaps in two sizes. */
 static ep_err check_layers_differ(const Expertd__V1__ModelInfo *model, ep_error *out_error)
 {
     ep_err err = EP_OK;
@@ -105,8 +105,8 @@ static ep_err check_layers_differ(const Expertd__V1__ModelInfo *model, ep_error 
 }
 
 /*
- * The most that a layer takes of a table: its fields, an offset of three bytes per expert and node
- * numbers of two per copy, one copy more than wanted while experts move.
+ * The most bytes that a layer takes in a table: its fields, an offset of three bytes per expert,
+ * and a node number of two per copy, with one copy more than wanted while experts move.
  */
 static uint64_t layer_table_bytes(const ep_coordinator_state_config *config, uint64_t experts)
 {
@@ -125,8 +125,7 @@ uint64_t ep_state_table_bytes(const ep_coordinator_state *cluster,
     return bytes;
 }
 
-/* One node must not fill the table that all share: with more in it no table can be made for
- * anybody, nor sent to a client. */
+/* One node must not fill the table that all share: a larger one can neither be made nor sent. */
 static ep_err check_room(ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models,
                          size_t count, ep_error *out_error)
 {
@@ -176,7 +175,7 @@ static ep_err check_room(ep_coordinator_state *cluster, Expertd__V1__ModelInfo *
     return EP_OK;
 }
 
-/* Nothing is changed before all of a request is found good. */
+/* Checks a whole request before anything is changed. */
 static ep_err check_models(ep_coordinator_state *cluster, Expertd__V1__ModelInfo **models,
                            size_t count, ep_error *out_error)
 {
@@ -228,7 +227,7 @@ static ep_err check_models(ep_coordinator_state *cluster, Expertd__V1__ModelInfo
     return EP_OK;
 }
 
-/* Takes what the node says of a layer it holds; whether a copy is used is judged later. */
+/* Takes the copies of a layer that the node reports; whether they are used is judged later. */
 static bool take_held(const ep_coordinator_state *cluster, cluster_node *node, uint32_t index,
                       const Expertd__V1__LayerInfo *info)
 {
@@ -242,7 +241,7 @@ static bool take_held(const ep_coordinator_state *cluster, cluster_node *node, u
     layer->offered = true;
     for (size_t i = 0; i < info->n_owned; i++) {
         bit_set(layer->held, info->owned[i]);
-        /* 0: not read yet; the node says so when it has */
+        /* 0: not read yet; a later report has it */
         if (info->n_owned_digests > 0 && info->owned_digests[i] != 0) {
             layer->digests[info->owned[i]] = info->owned_digests[i];
         }
@@ -250,7 +249,7 @@ static bool take_held(const ep_coordinator_state *cluster, cluster_node *node, u
     return true;
 }
 
-/* Replaces what the node offers and owns by what it says now. */
+/* Replaces what the node offers and holds by its new report. */
 static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node,
                            Expertd__V1__ModelInfo **models, size_t count)
 {
@@ -279,9 +278,9 @@ static ep_err apply_models(ep_coordinator_state *cluster, cluster_node *node,
                 return EP_ERR_NO_MEMORY;
             }
             if (!cluster->layers[index].shape.form_told) {
-                cluster->layers[index].shape = shape; /* an older node spoke first */
+                cluster->layers[index].shape = shape; /* an older node has registered first */
             }
-            /* nodes may pack them otherwise */
+            /* nodes may pack experts differently: the largest size counts */
             if (info->expert_bytes > cluster->layers[index].expert_bytes) {
                 cluster->layers[index].expert_bytes = info->expert_bytes;
             }
@@ -300,8 +299,8 @@ static bool is_offered(const ep_coordinator_state *cluster, uint32_t model_index
     return false;
 }
 
-/* A version that all nodes have left makes room, and clients no longer see a model without
- * copies. */
+/* Forgets versions that no node offers any more. This frees room in the table, and clients do not
+ * see models without copies. */
 static void forget_unoffered(ep_coordinator_state *cluster)
 {
     for (uint32_t m = cluster->models_count; m-- > 0;) {
@@ -311,13 +310,13 @@ static void forget_unoffered(ep_coordinator_state *cluster)
     }
 }
 
-/* The same process as before, or one of an older version, of which nobody can tell. */
+/* Whether this is the same process as before; assumed of an older version, which has no secret. */
 static bool knows_secret(const cluster_node *node, const char *secret)
 {
     return node->secret[0] == 0 || ep_rpc_token_equal(node->secret, secret);
 }
 
-/* Another process of the node may have another checkpoint. */
+/* A new process of the node may have another checkpoint. */
 static void forget_digests(const ep_coordinator_state *cluster, cluster_node *node)
 {
     for (uint32_t i = 0; i < cluster->layers_count; i++) {
@@ -326,7 +325,7 @@ static void forget_digests(const ep_coordinator_state *cluster, cluster_node *no
     }
 }
 
-/* A process that ended sends no heartbeats: another one may then take its name. */
+/* A process that has ended sends no heartbeats; after this time another one may take its name. */
 static uint64_t free_after_ns(const ep_coordinator_state *cluster)
 {
     return 2 * (uint64_t)cluster->config.heartbeat_ms * EP_NS_PER_MS;
@@ -351,7 +350,7 @@ static ep_err check_register(ep_coordinator_state *cluster,
                         : check_models(cluster, request->models, request->n_models, out_error);
 }
 
-/* node: the one that has the name; NULL: none. */
+/* Checks whether the name may be taken. node: its present holder; NULL: none. */
 static ep_err check_place(const ep_coordinator_state *cluster, const cluster_node *node,
                           uint64_t now_ns, const Expertd__V1__RegisterRequest *request,
                           ep_error *out_error)
@@ -397,7 +396,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     if (node != NULL && !is_same) {
         forget_digests(cluster, node);
     }
-    cluster->rebalance |= node == NULL; /* it gets its part of what others hold */
+    cluster->rebalance |= node == NULL; /* a new node gets a part of the others' copies */
     node = node != NULL ? node : ep_state_add_node(cluster, request->node);
     if (node == NULL || apply_models(cluster, node, request->models, request->n_models) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to register node %s",
@@ -415,7 +414,8 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     node->is_leaving = false;
     node->last_seen_ns = now_ns;
     node->current_ns = now_ns;
-    for (uint32_t i = 0; i < cluster->layers_count; i++) { /* it tries anew */
+    /* a new registration tries failed experts again */
+    for (uint32_t i = 0; i < cluster->layers_count; i++) {
         memset(node->layers[i].failed, 0, layer_words(&cluster->layers[i]) * sizeof(uint64_t));
     }
     cluster->revision++;
@@ -431,7 +431,8 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     node->speed = is_same ? node->speed : (node_speed){0};
     node->tls_expiry = 0;
     node->capacity_bytes = request->capacity_bytes;
-    cluster->rebalance |= node_has_no_device(node) && !is_same; /* it can compute again */
+    /* restarted with devices: it can compute again */
+    cluster->rebalance |= node_has_no_device(node) && !is_same;
     node->devices = 0;
     node->devices_lost = 0;
     node->tls_error[0] = '\0';
@@ -443,7 +444,7 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     return EP_OK;
 }
 
-#define STATE_LEAVING "leaving" /* a wish, not a state: the node serves */
+#define STATE_LEAVING "leaving" /* not a state of its own: the node serves */
 
 static node_state state_from_name(const char *name)
 {
@@ -459,9 +460,8 @@ static node_state state_from_name(const char *name)
 }
 
 /*
- * Notes what the node could not load of an assignment that it has worked through, or will not load
- * at all for want of a device; true when that is news. Only a report that comes with the list of
- * what is owned can say so.
+ * Marks assigned experts as failed that the node has not loaded from a finished assignment, or all
+ * if it has no device. True: there are new ones. Only for a report with the list of owned experts.
  */
 static bool note_failures(const ep_coordinator_state *cluster, const cluster_node *node)
 {
@@ -538,7 +538,7 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
         (before == NODE_DRAINING) != (node->state == NODE_DRAINING)) {
         ep_state_place(cluster);
     }
-    /* A table takes nodes x experts x layers steps, and most heartbeats bring nothing for it. */
+    /* Making a table takes nodes x experts x layers steps, and most heartbeats do not change it. */
     if (before != node->state || loaded_before != node->loaded_number ||
         was_leaving != node->is_leaving || request->n_models > 0 || cluster->is_stale) {
         ep_state_publish(cluster);
@@ -581,12 +581,12 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
                        cluster->config.heartbeat_dead_count * EP_NS_PER_MS;
     uint64_t restore_ns = dead_ns + (uint64_t)cluster->config.restore_ms * EP_NS_PER_MS;
     bool removed = ep_state_votes_expire(cluster, now_ns);
-    /* what failed for that alone is tried again */
+    /* a placement that failed for want of memory is tried again */
     bool changed = cluster->placement_error.code == EP_ERR_NO_MEMORY;
     for (size_t i = cluster->nodes_count; i-- > 0;) {
         cluster_node *node = cluster->nodes[i];
         uint64_t silent_ns = now_ns - node->last_seen_ns;
-        /* a drained one does not come back */
+        /* a draining node does not come back */
         if (silent_ns > restore_ns || (silent_ns > dead_ns && node->state == NODE_DRAINING)) {
             if (node->state != NODE_DRAINING && !node_is_emptied(node)) {
                 ep_state_lost_add(cluster, node);
@@ -594,7 +594,7 @@ void ep_coordinator_state_tick(ep_coordinator_state *cluster, uint64_t now_ns)
             forget_node(cluster, i, now_ns);
             removed = true;
         } else if (node->state != NODE_SUSPECT && silent_ns > dead_ns) {
-            /* a restored one has until restore_ns to come back */
+            /* a restored node too has until restore_ns to come back */
             node->state = NODE_SUSPECT;
             changed = true;
         }
@@ -649,7 +649,7 @@ const ep_error *ep_coordinator_state_copy_error(const ep_coordinator_state *clus
     return &cluster->copy_error;
 }
 
-/* What a drained node is called: its own state says more when it is not there. */
+/* The state shown for a drained node; if it is away, its own state says more. */
 static const char *drained_name(const ep_coordinator_state *cluster, const cluster_node *node)
 {
     if (!node_is_listed(node) || node->is_restored) {

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How even the load is over the nodes, by the newest table and the heat of now. */
+/* How even the load of the nodes is, by the newest table and the present heat. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "coordinator/state_private.h"
 #include "placement/placement.h"
 
-/* The node that stands in the table; NULL: it is gone. */
+/* The node at a position of the table; NULL: it is gone. */
 static const cluster_node *node_of(const ep_coordinator_state *cluster, uint32_t position)
 {
     const char *name = cluster->table->nodes[position].name;
     if (position < cluster->nodes_count && strcmp(cluster->nodes[position]->name, name) == 0) {
-        return cluster->nodes[position]; /* as a table is made */
+        return cluster->nodes[position]; /* usually the same position */
     }
     return ep_state_find_node(cluster, name);
 }
 
-/* Nodes of the balance: who could have copies of the layer, and who has some still. index_of [nodes
- * of the table]. */
+/* Nodes of the balance: those that could have copies of the layer or still have some. index_of
+ * [nodes of the table]. */
 static uint32_t pick_nodes(const ep_coordinator_state *cluster, uint32_t model_index,
                            const ep_routing_layer *listed, uint32_t *index_of,
                            ep_placement_node *nodes)

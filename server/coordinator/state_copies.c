@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which copies of an expert are of the same weights. Results must not depend on the copy, so one
- * digest per expert is in force and copies with another one are not used: the digest that most
- * nodes found; of equals the one of more nodes that are up, then the one that was in force. A
- * node's word counts, also while it is silent, until it is forgotten, started anew, ends, or is
- * drained by an operator: were silence enough, one wrong node would take over from two that a
- * switch cuts off, and give way again.
+ * Decides which copies of an expert are used. Results must not depend on the copy, so one digest
+ * per expert is in force: the one that most nodes report; on a tie the one of more live nodes, then
+ * the one that was in force. Copies with another digest are not used. A silent node's report counts
+ * until the node is forgotten, restarts, ends, or is drained by an operator. Otherwise one wrong
+ * node would win over two that a switch cuts off, and lose again later.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +12,7 @@
 
 #include "coordinator/state_private.h"
 
-/* 0: never read the expert, is of an older version, or no longer offers the layer. */
+/* 0: the node has never read the expert, is of an older version, or no longer offers the layer. */
 static uint32_t digest_of(const cluster_node *node, uint32_t layer_index, uint32_t expert)
 {
     const node_layer *layer = &node->layers[layer_index];
@@ -51,7 +50,8 @@ static bool said_before(const ep_coordinator_state *cluster, uint32_t layer_inde
     return n < node;
 }
 
-/* 0: nobody knows any. Nodes without a say decide only where no other has read the expert. */
+/* Chooses the digest in force; 0: none is known. Nodes without a vote decide only if no other knows
+ * one. */
 static uint32_t choose(const ep_coordinator_state *cluster, uint32_t layer_index, uint32_t expert)
 {
     const uint32_t in_force = cluster->layers[layer_index].digests[expert];
@@ -74,7 +74,7 @@ static uint32_t choose(const ep_coordinator_state *cluster, uint32_t layer_index
     return best;
 }
 
-/* True when the node can now be given the expert and could not before, or the other way round. */
+/* True: the node can take the expert now and could not before, or the reverse. */
 static bool apply_verdict(cluster_node *node, uint32_t layer_index, uint32_t expert,
                           uint32_t before, uint32_t now)
 {
@@ -83,7 +83,7 @@ static bool apply_verdict(cluster_node *node, uint32_t layer_index, uint32_t exp
     const bool was_failed = bit_get(layer->failed, expert);
     if (digest != 0 && digest != now) {
         bit_clear(layer->owned, expert);
-        bit_set(layer->failed, expert); /* loading it once more would give the same bytes */
+        bit_set(layer->failed, expert); /* loading it again would give the same bytes */
         return !was_failed;
     }
     if (digest != 0 && before != 0 && digest != before) {
@@ -109,7 +109,7 @@ typedef struct difference {
     const cluster_node *node;
 } difference;
 
-/* Counts the refused copies of each node with a say; the first one serves as example. */
+/* Counts the refused copies of each node with a vote; returns the first as an example. */
 static difference count_differences(const ep_coordinator_state *cluster, uint32_t *out_counts)
 {
     difference first = {0};
@@ -132,7 +132,7 @@ static difference count_differences(const ep_coordinator_state *cluster, uint32_
     return first;
 }
 
-/* A node whose copy of the example is in force: who is to be drained if that one is wrong. */
+/* A node whose copy of the example is in force: the one to drain if that copy is wrong. */
 static const char *holder_in_force(const ep_coordinator_state *cluster, const difference *d)
 {
     const uint32_t in_force = cluster->layers[d->layer_index].digests[d->expert];
@@ -213,7 +213,7 @@ bool ep_state_judge_copies(ep_coordinator_state *cluster)
     }
     ep_error_clear(&cluster->copy_error);
     uint32_t *counts = calloc(cluster->nodes_count + 1, sizeof(*counts));
-    if (counts != NULL) { /* without memory: unsaid until the next time */
+    if (counts != NULL) { /* without memory the error is not set until next time */
         const difference first = count_differences(cluster, counts);
         if (first.node != NULL) {
             note_differences(cluster, counts, &first);

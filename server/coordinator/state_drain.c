@@ -35,7 +35,7 @@ ep_err ep_coordinator_state_drain(ep_coordinator_state *cluster, const char *nam
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to drain node %s", name);
     }
     if (!undo) {
-        ep_state_lost_remove(cluster, name); /* it is gone for good, says the operator */
+        ep_state_lost_remove(cluster, name); /* the operator says that it will not come back */
     }
     if (was_drained == undo) {
         cluster->revision++;

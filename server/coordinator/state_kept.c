@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The state to and from what a store keeps of it. */
+/* Converts the state to and from its stored form. */
 #include "coordinator/state_kept.h"
 
 #include <stdio.h>
@@ -20,7 +20,7 @@ void ep_coordinator_kept_fini(ep_coordinator_kept *kept)
 
 /* ---- save ---- */
 
-/* A node may have been given experts of a model that it has stopped to offer. */
+/* Whether the expert is assigned to the node and the node still offers the model. */
 static bool is_assigned(const ep_coordinator_state *cluster, const cluster_node *node,
                         uint32_t layer_index, uint32_t expert)
 {
@@ -183,7 +183,7 @@ ep_err ep_coordinator_state_restore(ep_coordinator_state *cluster, uint64_t now_
         !restore_table(cluster, kept->assigned, false)) {
         return EP_ERR_NO_MEMORY;
     }
-    cluster->next_node_id = kept->next_node_id; /* adding nodes counted it up */
+    cluster->next_node_id = kept->next_node_id; /* set last, as adding nodes has changed it */
     if (kept->assigned != NULL) {
         cluster->placed_once = true;
         cluster->assignment_number = ++cluster->counter;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes that fell silent and were forgotten: named until they come back or an operator drains
+/* Nodes that were forgotten after silence: listed until they are back or an operator drains
  * them. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,11 +36,12 @@ void ep_state_lost_add(ep_coordinator_state *cluster, const cluster_node *node)
         cluster->lost = calloc(cluster->config.nodes_max, sizeof(cluster->lost[0]));
     }
     if (cluster->lost == NULL) {
-        return; /* the log has named it */
+        return; /* without memory only the log names it */
     }
     ep_state_lost_remove(cluster, node->name);
     if (cluster->lost_count == cluster->config.nodes_max) {
-        ep_state_lost_remove(cluster, cluster->lost[0].name); /* the one that is away longest */
+        /* the one that has been away longest */
+        ep_state_lost_remove(cluster, cluster->lost[0].name);
     }
     lost_node *lost = &cluster->lost[cluster->lost_count++];
     *lost = (lost_node){.node_id = node->node_id,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes, models and layers that are known: to find, to add, to forget, and their memory. */
+/* The known nodes, models and layers: find, add, forget, and their memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,7 +125,7 @@ static bool node_add_layer(cluster_node *node, uint32_t layers_count, size_t wor
     return true;
 }
 
-/* Takes back a layer that only some nodes got, after running out of memory. */
+/* Undoes adding a layer when memory ran out after some nodes. */
 static void undo_layer(ep_coordinator_state *cluster, size_t nodes_done)
 {
     for (size_t i = 0; i < nodes_done; i++) {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is under way: copies that nodes were given and have not loaded, copies that they are to give
- * up, and whose turn it is to load.
- */
+/* Moves under way: assigned copies that nodes have not loaded, copies that they are to give up, and
+ * turns to load. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -83,7 +82,7 @@ static bool has_to_load(const ep_coordinator_state *cluster, const cluster_node 
     return missing != 0;
 }
 
-/* Until it says that it has loaded all, not only that the last expert is there. */
+/* A turn lasts until the node reports the whole assignment as loaded. */
 static bool has_turn(const cluster_node *node, uint64_t now_ns)
 {
     return node->turn_ns != 0 && node_is_listed(node) && now_ns - node->turn_ns <= TURN_IDLE_NS;
@@ -102,7 +101,7 @@ bool ep_coordinator_state_take_turn(ep_coordinator_state *cluster, uint64_t now_
 {
     cluster_node *node = ep_state_find_node(cluster, name);
     const uint32_t max = cluster->config.loading_nodes_max;
-    uint32_t before = 0; /* nodes that load, and that wait for longer */
+    uint32_t before = 0; /* nodes that load or have waited longer */
     if (node == NULL) {
         return true;
     }
@@ -117,7 +116,7 @@ bool ep_coordinator_state_take_turn(ep_coordinator_state *cluster, uint64_t now_
     }
     if (max != 0 && before >= max) {
         node->waits_turn = true;
-        node->current_ns = node->last_seen_ns; /* it is not late by itself */
+        node->current_ns = node->last_seen_ns; /* while it waits it does not count as behind */
         return false;
     }
     node->turn_ns = now_ns;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who shall own what: one placement problem per model, over the nodes that offer it. */
+/* Assignments: one placement problem per model, over the nodes that offer it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,17 +8,14 @@
 #include "coordinator/state_problem.h"
 #include "moe/routing_plan.h"
 
-#define MOVES_AT_ONCE 64 /* copies that are loaded elsewhere before the load is looked at again */
+#define MOVES_AT_ONCE 64 /* moves by heat per step, before heat is looked at again */
 #define PAUSE_MIN_NS (5 * EP_NS_PER_S)
 #define PAUSE_MAX_NS (40 * EP_NS_PER_S)
-/* Fewer slots than these say little: who is busiest among nodes with 1024 slots each is off by a
- * tenth by chance alone.
- */
+/* Fewer slots say little: with 1024 slots per node the busiest one is off by a tenth by chance. */
 #define HEAT_SLOTS_OF_EXPERT 32
 #define HEAT_SLOTS_OF_NODE 1024
 
-/* Device d of a static map is the node the configuration names d-th; a named node that is not there
- * yet is an error. */
+/* Device d of a static map is the d-th node of node_order. A missing node is an error. */
 static ep_err map_devices(const ep_coordinator_state *cluster, const cluster_problem *p,
                           uint32_t **out_devices, ep_error *out_error)
 {
@@ -52,8 +49,8 @@ static ep_err map_devices(const ep_coordinator_state *cluster, const cluster_pro
     return EP_OK;
 }
 
-/* Where the nodes' memory does not hold all copies, it bounds none: a node serves more than it
- * keeps in memory, only slower. */
+/* If the nodes' memory cannot hold all copies, it is not used as a limit: a node can serve more
+ * than it has memory for, only slower. */
 static ep_err solve_by_room(const ep_coordinator_state *cluster, const cluster_problem *p,
                             const ep_placement_input *input, ep_placement **out_placement,
                             ep_error *out_error)
@@ -76,13 +73,13 @@ static ep_err solve_by_room(const ep_coordinator_state *cluster, const cluster_p
     return err;
 }
 
-/* Until the first table nothing is served, and nothing waits. */
+/* Not before the first table, when nothing is served yet. */
 static bool is_paced(const ep_coordinator_state *cluster)
 {
     return cluster->table != NULL && cluster->config.expert_map == NULL;
 }
 
-/* Copies that may move for balance now; fewer than would else: the others wait. */
+/* How many copies move_rate lets move for balance now; the others wait. */
 static uint32_t moves_allowed(const ep_coordinator_state *cluster, const cluster_problem *p,
                               uint32_t wanted)
 {
@@ -93,7 +90,7 @@ static uint32_t moves_allowed(const ep_coordinator_state *cluster, const cluster
     return is_paced(cluster) ? ep_move_pace_copies(&cluster->pace, bytes, wanted) : wanted;
 }
 
-/* is_order: somebody asks for all of it now. */
+/* is_order: an operator asks for all moves now. */
 static ep_err solve(ep_coordinator_state *cluster, const cluster_problem *p, bool is_order,
                     ep_placement **out_placement, ep_error *out_error)
 {
@@ -105,7 +102,7 @@ static ep_err solve(ep_coordinator_state *cluster, const cluster_problem *p, boo
     ep_err err;
     if (cluster->config.expert_map == NULL) {
         err = solve_by_room(cluster, p, &input, out_placement, out_error);
-        /* Balance by heat comes again by itself, as long as something moves. */
+        /* Not while is_pacing: balance by heat continues by itself as long as something moves. */
         cluster->waits_moves |= err == EP_OK && !cluster->is_pacing &&
                                 input.moves_max < moves_wanted &&
                                 (*out_placement)->copies_dropped >= input.moves_max;
@@ -121,7 +118,7 @@ static ep_err solve(ep_coordinator_state *cluster, const cluster_problem *p, boo
     return err;
 }
 
-/* What the nodes shall own of one layer: a row of bits for each node of the cluster. */
+/* The planned copies of one layer: a row of bits for each node of the cluster. */
 typedef struct layer_plan {
     uint32_t index; /* cluster layer */
     size_t words;
@@ -148,8 +145,8 @@ static uint32_t row_count(const layer_plan *plan, uint32_t node)
     return count;
 }
 
-/* The node with the fewest experts of the layer that has not failed with this one and was not given
- * it. */
+/* Of the nodes that neither failed with this expert nor have it in the plan, the one with the
+ * fewest experts of the layer. */
 static uint32_t another_owner(const ep_coordinator_state *cluster, const cluster_problem *p,
                               const layer_plan *plan, uint32_t expert)
 {
@@ -167,8 +164,8 @@ static uint32_t another_owner(const ep_coordinator_state *cluster, const cluster
     return best;
 }
 
-/* How well a node keeps an expert that no other one can take: in placement, else at least with the
- * bits the others compute. */
+/* How well a node suits to keep an expert that no other can take: best in placement, else with the
+ * same numerics id. */
 static int keeper_rank(const ep_coordinator_state *cluster, const cluster_problem *p,
                        uint32_t model_index, uint32_t n)
 {
@@ -179,7 +176,7 @@ static int keeper_rank(const ep_coordinator_state *cluster, const cluster_proble
            strcmp(cluster->nodes[n]->numerics[model_index], p->numerics) == 0;
 }
 
-/* The best node that has the expert loaded. */
+/* The best node (keeper_rank) that has the expert loaded. */
 static uint32_t present_owner(const ep_coordinator_state *cluster, const cluster_problem *p,
                               const layer_plan *plan, uint32_t expert)
 {
@@ -211,9 +208,8 @@ static bool has_good_owner(const ep_coordinator_state *cluster, const layer_plan
 }
 
 /*
- * The expert was given to a node that could not load it. Another node gets it; where none is left
- * (and with a static map, which is the operator's word) whoever has it loaded keeps it, also when
- * drained.
+ * Handles an expert that its node could not load: another node gets it. If there is none, and
+ * always with a static map, a node that has it loaded keeps it, even a drained one.
  */
 static void avoid_failed(ep_coordinator_state *cluster, const cluster_problem *p,
                          const layer_plan *plan, uint32_t failed_node, uint32_t expert)
@@ -226,7 +222,7 @@ static void avoid_failed(ep_coordinator_state *cluster, const cluster_problem *p
         return;
     }
     if (has_good_owner(cluster, plan, expert)) {
-        return; /* a copy less than wanted */
+        return; /* one copy less than wanted is left */
     }
     const cluster_layer *layer = &cluster->layers[plan->index];
     const cluster_model *model = &cluster->models[layer->model_index];
@@ -267,7 +263,7 @@ static void plan_avoid_failed(ep_coordinator_state *cluster, const cluster_probl
     }
 }
 
-/* It need not be read from the disk. */
+/* Whether the node has the expert or is loading it already. */
 static bool is_there(const node_layer *layer, uint32_t expert)
 {
     return bit_get(layer->assigned, expert) || bit_get(layer->owned, expert);
@@ -284,9 +280,8 @@ static uint32_t holders(const ep_coordinator_state *cluster, const layer_plan *p
 }
 
 /*
- * What is to be loaded is paid for. Copies that an expert gets beyond those it has wait while
- * nothing is left for them; its first one, and those that take the place of others, never do; nor
- * does what somebody asks for now.
+ * Charges loads to the pace. Additional copies of an expert wait while the pace has nothing left.
+ * Its first copy, copies that replace others, and an operator's order never wait.
  */
 static void plan_pace(ep_coordinator_state *cluster, const layer_plan *plan, bool is_order)
 {
@@ -313,14 +308,14 @@ static void plan_pace(ep_coordinator_state *cluster, const layer_plan *plan, boo
     }
 }
 
-/* Writes a plan into the nodes' bits; true when anything differs from before. */
+/* Writes a plan into the nodes' bits; true: something has changed. */
 static bool plan_apply(ep_coordinator_state *cluster, const cluster_problem *p,
                        const layer_plan *plan)
 {
     bool changed = false;
     for (uint32_t n = 0; n < cluster->nodes_count; n++) {
         if (cluster->nodes[n]->state == NODE_DRAINING) {
-            continue; /* it ends soon, and keeps its weights for late requests until then */
+            continue; /* it ends soon and keeps its weights for late requests */
         }
         uint64_t *assigned = cluster->nodes[n]->layers[plan->index].assigned;
         changed |= memcmp(assigned, plan_row(plan, n), plan->words * sizeof(uint64_t)) != 0;
@@ -331,7 +326,7 @@ static bool plan_apply(ep_coordinator_state *cluster, const cluster_problem *p,
     return changed;
 }
 
-/* Layers whose plan has no memory keep what they had. */
+/* Without memory for a layer's plan the layer keeps its assignment. */
 static ep_err apply(ep_coordinator_state *cluster, const cluster_problem *p,
                     const ep_placement *placement, cluster_place_watch *watch, bool *io_changed)
 {
@@ -358,7 +353,7 @@ static ep_err apply(ep_coordinator_state *cluster, const cluster_problem *p,
     return EP_OK;
 }
 
-/* Only drained nodes can load the model: they go on serving it. */
+/* The error when only drained nodes can load the model: they keep serving it. */
 static ep_err check_nowhere_else(const ep_coordinator_state *cluster, uint32_t model_index,
                                  ep_error *out_error)
 {
@@ -403,7 +398,7 @@ static ep_err place_model(ep_coordinator_state *cluster, uint32_t model_index,
     return err;
 }
 
-/* False: some model keeps what it had, and placement_error says why. */
+/* False: some model keeps its assignment, and placement_error says why. */
 static bool place_models(ep_coordinator_state *cluster, cluster_place_watch *watch,
                          bool *io_changed)
 {
@@ -500,9 +495,9 @@ uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster
 }
 
 /*
- * Nothing commits while nodes have a newer assignment to load, so the next copies come once all
- * have loaded. A node that never does holds them up only for a pause, which doubles: else a slow
- * one would never be done.
+ * The next copies are placed once all nodes have loaded, since nothing is committed while a newer
+ * assignment is being loaded. A node that never finishes delays them only for a pause. The pause
+ * doubles, as otherwise a slow node would never finish.
  */
 void ep_state_place_waiting(ep_coordinator_state *cluster)
 {

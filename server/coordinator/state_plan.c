@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What placement would do now, for people: each layer and node before and after. */
+/* The plan of a placement for operators: each layer and node before and after. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "coordinator/state_problem.h"
 
-/* The reply as it grows. What it points to is freed with it. */
+/* The growing reply, which owns all that it points to. */
 typedef struct planner {
     const ep_coordinator_state *cluster;
     Expertd__V1__PlanReply *reply;
-    Expertd__V1__NodePlan **nodes; /* [cluster->nodes_count]; NULL: takes no part */
+    Expertd__V1__NodePlan **nodes; /* [cluster->nodes_count]; NULL: not in the plan */
     uint32_t *index_of;            /* [cluster->nodes_count] in reply->nodes */
     bool with_copies;
 } planner;
@@ -43,7 +43,7 @@ static Expertd__V1__NodePlan *new_node(const cluster_node *node)
     return plan;
 }
 
-/* Those that some model can be placed on. */
+/* Lists the nodes on which some model can be placed. */
 static bool list_nodes(planner *to)
 {
     const ep_coordinator_state *cluster = to->cluster;
@@ -116,7 +116,7 @@ static void count_copy(planner *to, Expertd__V1__LayerPlan *plan, uint32_t node,
     }
 }
 
-/* offsets [E+S+1] and copies as solver nodes, of what shall be; counted on the way. */
+/* Fills offsets [E+S+1] and copies, as solver nodes, from the planned rows, and counts changes. */
 static void read_rows(planner *to, const cluster_problem *p, uint32_t layer,
                       const cluster_rows *rows, Expertd__V1__LayerPlan *plan, uint32_t *offsets,
                       uint32_t *copies)
@@ -128,7 +128,7 @@ static void read_rows(planner *to, const cluster_problem *p, uint32_t layer,
         uint32_t owned = in->owned_offsets[e];
         offsets[e] = used;
         for (uint32_t n = 0; n < p->nodes_count; n++) {
-            /* ascending */
+            /* owned is ascending */
             const bool was = owned < in->owned_offsets[e + 1] && in->owned[owned] == n;
             const bool will_be = bit_get(rows->wanted + p->node_of[n] * rows->words, e);
             owned += was;
@@ -161,7 +161,7 @@ static Expertd__V1__LayerBalance *new_balance(const ep_placement_input *input, u
 static bool keep_copies(const planner *to, const cluster_problem *p, const uint32_t *offsets,
                         const uint32_t *copies, Expertd__V1__LayerPlan *plan)
 {
-    const uint32_t count = offsets[plan->experts]; /* of routed experts, which stand first */
+    const uint32_t count = offsets[plan->experts]; /* of routed experts, which come first */
     plan->offsets = calloc(plan->experts + 1u, sizeof(uint32_t));
     plan->node_indexes = calloc(count + 1u, sizeof(uint32_t));
     if (plan->offsets == NULL || plan->node_indexes == NULL) {

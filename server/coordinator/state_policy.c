@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What operators set while the service runs, in force in the state. */
+/* Applies the policy to the state. */
 #include "coordinator/policy.h"
 #include "coordinator/state_private.h"
 

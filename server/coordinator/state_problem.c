@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes, layers, what nodes hold and heat of one model, as the solvers take them. */
+/* Converts a model's nodes, layers, copies and heat into the solvers' input. */
 #include "coordinator/state_problem.h"
 
 #include <stdlib.h>
@@ -18,7 +18,7 @@ void ep_state_problem_fini(cluster_problem *p)
     free(p->layer_of);
 }
 
-/* What other models leave of a node's memory for weights; 0: no limit. */
+/* Memory for weights that other models leave at a node; 0: no limit. */
 static uint64_t capacity_left(const ep_coordinator_state *cluster, const cluster_node *node,
                               uint32_t model_index)
 {
@@ -30,7 +30,8 @@ static uint64_t capacity_left(const ep_coordinator_state *cluster, const cluster
             bytes +=
                 (uint64_t)__builtin_popcountll(node->layers[l].assigned[w]) * layer->expert_bytes;
         }
-        left = left > bytes ? left - bytes : 1; /* nothing is left, which is not "no limit" */
+        /* 1: nothing is left, while 0 would mean no limit */
+        left = left > bytes ? left - bytes : 1;
     }
     return left;
 }
@@ -66,9 +67,9 @@ static int by_layer_number(const void *left, const void *right, void *arg)
 }
 
 /*
- * What nodes were given or already hold stays where it is: a node that comes back keeps its loaded
- * experts. What an assignment in force gave up is still held for a while (drop_grace_ms), and
- * counts only where it makes up for a copy that is missing.
+ * Copies that are assigned or already held stay where they are, so a node that comes back keeps its
+ * loaded experts. A copy that the assignment in force gave up is held for a while (drop_grace_ms);
+ * it counts only if the expert lacks a copy.
  */
 static bool holds(const ep_coordinator_state *cluster, const node_layer *layer, uint32_t expert,
                   bool is_short)

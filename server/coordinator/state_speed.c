@@ -1,32 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How quick nodes compute, by what they tell of busy time and work; against the median node, so
- * that no unit matters. See lib/placement/README.md for what counts.
+ * Speeds of nodes, from the busy time and work that they report, relative to the median node. See
+ * lib/placement/README.md for the rules.
  */
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "coordinator/state_private.h"
 
-/* less says little: a busy host takes a thread off its core for tens of milliseconds */
+/* less says little, as a busy host may take a thread off its core for tens of milliseconds */
 #define BUSY_US_MIN 100000
 #define SLOW_BELOW (1.0 / 3)
 #define SLOW_UNTIL 0.5
-/* up to there, and down to its inverse, placement takes nodes for equal */
+/* placement takes nodes for equal up to this factor */
 #define EVEN_MAX 1.5
-#define NEWS_FACTOR 1.25 /* placement goes by another speed once it differs so */
+#define NEWS_FACTOR 1.25 /* placement takes a new speed once it differs by this factor */
 #define PLACED_MAX 8.0
 
 void ep_state_take_speed(cluster_node *node, const Expertd__V1__HeartbeatRequest *request)
 {
     node_speed *speed = &node->speed;
     if (request->busy_us < speed->busy_us || request->busy_work < speed->busy_work) {
-        return; /* an old report, or nonsense */
+        return; /* an old or impossible report */
     }
     const uint64_t busy_us = request->busy_us - speed->busy_us;
     const uint64_t work = request->busy_work - speed->busy_work;
     if (busy_us < BUSY_US_MIN || work == 0) {
-        return; /* they count with those to come */
+        return; /* counted with the next report */
     }
     const double rate = (double)work / (double)busy_us;
     speed->rate = speed->rate == 0 ? rate : speed->rate + (rate - speed->rate) / 4;
@@ -40,9 +40,8 @@ static int compare_rates(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-/* Of nodes that serve, the upper one of two: never more than half of the nodes are slow. 0: none is
- * known, or only one.
- */
+/* Median rate of serving nodes, the upper of two, so at most half of the nodes are slow. 0: fewer
+ * than two rates are known. */
 static double median_rate(const ep_coordinator_state *cluster)
 {
     size_t count = 0;
@@ -61,7 +60,7 @@ static double median_rate(const ep_coordinator_state *cluster)
     return median;
 }
 
-/* What placement goes by: equal where they nearly are, and never a node for a hundred. */
+/* The speed that placement uses: 1 (as 0) for nearly equal nodes, and bounded by PLACED_MAX. */
 static double placed_of(double speed)
 {
     if (speed == 0 || (speed <= EVEN_MAX && speed >= 1 / EVEN_MAX)) {

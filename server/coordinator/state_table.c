@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The routing table that clients see: what is assigned, loaded and alive. */
+/* Makes the routing table for clients of copies that are assigned, loaded and alive. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "coordinator/state_private.h"
 #include "wire/placement_codec.h"
 
-/* of the epoch and the checksum, which a table gets when it is published */
+/* room for epoch and checksum, which a table gets when it is published */
 #define EPOCH_BYTES_MAX 64
 
 static int compare_layers(const void *left, const void *right, void *arg)
@@ -22,7 +22,7 @@ static int compare_layers(const void *left, const void *right, void *arg)
     return a->shape.layer < b->shape.layer ? -1 : a->shape.layer > b->shape.layer;
 }
 
-/* Some listed node has loaded the copy it was given. */
+/* Whether some listed node has loaded the expert that it was assigned. */
 static bool is_kept(const ep_coordinator_state *cluster, uint32_t layer_index, uint32_t expert)
 {
     for (size_t n = 0; n < cluster->nodes_count; n++) {
@@ -35,7 +35,7 @@ static bool is_kept(const ep_coordinator_state *cluster, uint32_t layer_index, u
     return false;
 }
 
-/* A copy that is to move stays in the table until its new owners have loaded it. */
+/* A moving copy stays listed until its new owners have loaded it. */
 bool ep_state_has_copy(const ep_coordinator_state *cluster, const cluster_node *node,
                        uint32_t layer_index, uint32_t expert)
 {
@@ -59,8 +59,8 @@ uint32_t ep_state_copies_of(const ep_coordinator_state *cluster, const cluster_n
     return count;
 }
 
-/* All nodes stand in the table, by position in cluster->nodes; a node that fell silent leaves it
- * after restore_ms. */
+/* The table has all nodes, by position in cluster->nodes; a silent one leaves it after
+ * restore_ms. */
 static ep_err fill_layer(const ep_coordinator_state *cluster, cluster_copy_func has_copy,
                          ep_routing_table *table, uint32_t position, uint32_t layer_index)
 {
@@ -167,7 +167,7 @@ ep_err ep_state_build_table(const ep_coordinator_state *cluster, cluster_copy_fu
     return EP_OK;
 }
 
-/* Every listed node has loaded what it was given last. */
+/* Whether every listed node has finished its newest assignment. */
 static bool settled(const ep_coordinator_state *cluster)
 {
     for (size_t n = 0; n < cluster->nodes_count; n++) {
@@ -179,7 +179,7 @@ static bool settled(const ep_coordinator_state *cluster)
     return true;
 }
 
-/* No copy that nodes may drop after the commit is the last one of its expert. */
+/* Whether no copy that a commit lets nodes drop is the last one of its expert. */
 static bool loses_nothing(const ep_coordinator_state *cluster)
 {
     for (size_t n = 0; n < cluster->nodes_count; n++) {
@@ -197,8 +197,8 @@ static bool loses_nothing(const ep_coordinator_state *cluster)
     return true;
 }
 
-/* What nodes say they hold can be more than registrations were counted with: all of it is listed
- * while experts move. */
+/* Refuses a table that is too large. Nodes may hold more copies than registrations allowed for, and
+ * all are listed while experts move. */
 static ep_err check_size(const ep_routing_table *table, ep_error *out_error)
 {
     Expertd__V1__PlacementSnapshot *snapshot;
@@ -247,7 +247,7 @@ static bool has_default(const ep_coordinator_state *cluster, const char *name)
     return false;
 }
 
-/* The first whole version of a model that has no default becomes it. */
+/* A model without a default gets its first version whose experts all have copies. */
 static void choose_defaults(ep_coordinator_state *cluster, ep_routing_table *table)
 {
     for (uint32_t m = 0; m < table->models_count; m++) {
@@ -258,7 +258,7 @@ static void choose_defaults(ep_coordinator_state *cluster, ep_routing_table *tab
     }
 }
 
-/* What the checksum does not cover. */
+/* Compares what the checksum does not cover. */
 static bool same_choices(const ep_routing_table *a, const ep_routing_table *b)
 {
     if (a->caller_policy.revision != b->caller_policy.revision) {
@@ -290,7 +290,8 @@ bool ep_state_republish(ep_coordinator_state *cluster)
         return false;
     }
     choose_defaults(cluster, table);
-    uint64_t checksum = ep_routing_table_checksum(table); /* epoch still 0: content only */
+    /* the epoch is still 0, so it covers the content only */
+    uint64_t checksum = ep_routing_table_checksum(table);
     if (cluster->table != NULL && checksum == cluster->table_checksum &&
         same_choices(table, cluster->table)) {
         ep_error_clear(&cluster->table_error);
@@ -299,7 +300,7 @@ bool ep_state_republish(ep_coordinator_state *cluster)
     }
     ep_error_clear(&cluster->table_error);
     err = check_size(table, &cluster->table_error);
-    if (err != EP_OK) { /* too large: not tried again before something changes */
+    if (err != EP_OK) { /* too large: tried again only after a change */
         cluster->is_stale = err == EP_ERR_NO_MEMORY;
         ep_routing_table_unref(table);
         return false;
@@ -326,10 +327,10 @@ void ep_state_publish(ep_coordinator_state *cluster)
         cluster->nodes[n]->is_out = node_is_emptied(cluster->nodes[n]);
     }
     if (!ep_state_republish(cluster)) {
-        /* nodes keep what the table that is served on needs */
+        /* nodes must keep copies that the former table, still served, needs */
         cluster->committed_number = committed_before;
     } else if (cluster->committed_number != committed_before) {
-        /* whoever keeps the state learns when its table stands for this assignment */
+        /* a store must learn that the table is of this assignment */
         cluster->revision++;
     }
 }

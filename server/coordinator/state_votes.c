@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which numerics id gets a model's experts. Another choice moves the whole model and strands every
- * client that has pinned the old id, so it follows what the operator runs, not which nodes are up:
- * a node votes while it restarts, reboots or leaves, too.
+ * Chooses the numerics id that gets a model's experts. A change of it moves the whole model and
+ * leaves clients that pinned the old id without copies. So it does not depend on which nodes are
+ * up: nodes also vote while they restart, reboot or leave.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "coordinator/state_private.h"
 
-/* ---- votes of nodes that went ---- */
+/* ---- votes of forgotten nodes ---- */
 
 void ep_state_votes_keep(ep_coordinator_state *cluster, const cluster_node *node, uint64_t until_ns)
 {
@@ -76,7 +76,7 @@ static uint64_t copies_held(const ep_coordinator_state *cluster, uint32_t model_
     return count;
 }
 
-/* The node offers the model, and no earlier one with the same id does. */
+/* Whether the node offers the model and no earlier node with its id does. */
 static bool is_first_of_id(const ep_coordinator_state *cluster, uint32_t model_index, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {

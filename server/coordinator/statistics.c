@@ -58,7 +58,7 @@ static ep_err describe(const ep_load_layer *layer, bool per_expert,
     return EP_OK;
 }
 
-/* Packs the reply of the layers that are asked for. NOT_FOUND: named, and not there. */
+/* Packs and sends the reply for the requested layers. NOT_FOUND: a named one is not there. */
 static ep_err reply(const ep_load_layer *layers, size_t count,
                     ep_statistics_balance_func balance_of, void *arg,
                     const Expertd__V1__StatisticsRequest *request,
@@ -96,7 +96,7 @@ static ep_err reply(const ep_load_layer *layers, size_t count,
     return err == EP_OK && message.n_layers == 0 && names_some ? EP_ERR_NOT_FOUND : err;
 }
 
-/* Names what the request names: an empty model or version stands for all; and what there is. */
+/* The error: names the request (an empty model or version means all) and lists what there is. */
 static void not_found(const Expertd__V1__StatisticsRequest *request, const ep_load_layer *layers,
                       size_t count, ep_error *out_error)
 {
@@ -184,8 +184,8 @@ static void collect_layer(const ep_load_layer *layer, ep_metrics *metrics, bool 
     }
 }
 
-/* Of each model, which stand together, its worst layer: a series for each layer would be many for
- * what one says. */
+/* One series per model, for its worst layer, since one per layer would be too many. A model's
+ * layers are adjacent. */
 static void collect_placement(const ep_load_layer *layers, size_t count,
                               ep_statistics_balance_func balance_of, void *arg, ep_metrics *metrics)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Statistics of load, for Coordinator.Statistics and /metrics. Threads: any. */
+/* Load statistics for Coordinator.Statistics and /metrics. Threads: any. */
 #ifndef EP_COORDINATOR_STATISTICS_H
 #define EP_COORDINATOR_STATISTICS_H
 
@@ -12,8 +12,7 @@
 typedef bool (*ep_statistics_balance_func)(void *arg, const char *model, const char *version,
                                            uint32_t layer, ep_coordinator_balance *out_balance);
 
-/* Answers and finishes the call. NOT_FOUND when a model, version or layer is named that nobody told
- * of. */
+/* Answers and finishes the call; NOT_FOUND for a model, version or layer without reports. */
 void ep_statistics_answer(ep_load_sums *loads, ep_statistics_balance_func balance_of, void *arg,
                           const Expertd__V1__StatisticsRequest *request,
                           Expertd__V1__StatisticsReply_Closure closure, ep_rpc_call *call);

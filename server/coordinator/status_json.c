@@ -13,7 +13,7 @@
 #define TEXT_BYTES 1024
 #define DAY_S 86400
 
-/* What nodes say of themselves may be any bytes. */
+/* Escapes a text from a node, which may have any bytes. */
 static json_t *text(const char *said)
 {
     char plain[EP_TEXT_ESCAPED_BYTES(TEXT_BYTES)];
@@ -83,7 +83,7 @@ static json_t *problems_json(const Expertd__V1__ClusterStatusReply *cluster)
     return problems;
 }
 
-/* Copies of each node of the table, in its order. NULL without memory. */
+/* Number of copies per node of the table. NULL without memory. */
 static uint64_t *count_experts(const ep_routing_table *table)
 {
     uint64_t *experts = calloc((table != NULL ? table->nodes_count : 0) + 1, sizeof(*experts));
@@ -97,7 +97,7 @@ static uint64_t *count_experts(const ep_routing_table *table)
     return experts;
 }
 
-/* Usually at the place that it has in the status. */
+/* likely: the node's index in the status, where it usually is. */
 static uint32_t find_node(const ep_routing_table *table, size_t likely, uint32_t node_id)
 {
     for (uint32_t n = 0; table != NULL && n < table->nodes_count; n++) {
@@ -109,7 +109,7 @@ static uint32_t find_node(const ep_routing_table *table, size_t likely, uint32_t
     return UINT32_MAX;
 }
 
-/* Above 0, or null: nodes may say any number, and JSON has not all of them. */
+/* A positive number or null: nodes may report any double, also ones that JSON lacks. */
 static json_t *ratio(double said)
 {
     return isfinite(said) && said > 0 ? json_real(said) : json_null();
@@ -175,7 +175,8 @@ char *ep_status_json(const Expertd__V1__ClusterStatusReply *cluster, const ep_ro
                      bool stopping, uint64_t unix_now)
 {
     const bool answers = !stopping && (cluster->n_problems == 0 ||
-                                       !cluster->problems[0]->ends_service); /* the worst first */
+                                       /* the worst problem is first */
+                                       !cluster->problems[0]->ends_service);
     return dump(json_pack(
         "{s:o, s:b, s:b, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "software",
         text(cluster->software), "stopping", stopping, "healthy",

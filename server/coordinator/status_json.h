@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The documents of the status page. Pure: facts in, text out. They hold what a reader of the page
- * may know: no token, no secret or incarnation of a node, no path of the state.
+ * The documents of the status page. Pure: facts in, text out. They have no tokens, no secrets or
+ * incarnations of nodes, and no paths.
  *
  * /status.json     {"software", "stopping", "healthy", "answers" (calls can be answered), "summary"
  *                  (one sentence),
@@ -31,7 +31,7 @@
 #include "coordinator/load_sums.h"
 #include "coordinator/state.h"
 
-/* free() the text; NULL without memory. table may be NULL. unix_now in seconds. */
+/* The text is for free(); NULL without memory. table may be NULL. unix_now in seconds. */
 char *ep_status_json(const Expertd__V1__ClusterStatusReply *cluster, const ep_routing_table *table,
                      bool stopping, uint64_t unix_now);
 /* load: of the layer; NULL: none. */

@@ -13,7 +13,7 @@
 #include "base/printable.h"
 #include "coordinator/status_json.h"
 
-#define STATUS_AGE_MS 500 /* bounds what crowds of readers cost the service's lock */
+#define STATUS_AGE_MS 500 /* bounds how often readers take the service's lock */
 #define HASH_BYTES 64     /* "sha256-" and a SHA-256 in base64 */
 #define POLICY_BYTES 512
 #define REASON_BYTES 1024
@@ -21,7 +21,7 @@
 extern const char ep_coordinator_status_page_html[];
 extern const char ep_coordinator_status_page_js[];
 
-/* One status, for all who read it now. */
+/* One status, shared by concurrent readers. */
 typedef struct shared_text {
     uint32_t refs;
     char *text;
@@ -31,7 +31,7 @@ struct ep_status_page {
     ep_coordinator_service *service;
     char *html;
     char policy[POLICY_BYTES];
-    shared_text *status; /* NULL: none was asked for yet */
+    shared_text *status; /* NULL: not requested yet */
     uint64_t status_ns;
 };
 
@@ -56,8 +56,8 @@ static bool hash(const char *text, size_t bytes, char out_hash[HASH_BYTES])
     return true;
 }
 
-/* The script and the style of the page, by their hashes, and no others; data only from this
- * port. */
+/* The content security policy: only the page's own script and style, by hash, and data only from
+ * this port. */
 static bool make_policy(const char *html, const char *script, char out_policy[POLICY_BYTES])
 {
     char script_hash[HASH_BYTES];
@@ -199,7 +199,7 @@ static void describe_models(const ep_routing_table *table, char *out, size_t byt
     }
 }
 
-/* NULL: out is the answer that says why. */
+/* Finds the requested layer. NULL: out has the answer with the reason. */
 static const ep_routing_layer *find_layer(const ep_routing_table *table,
                                           const ep_probe_query *query, ep_probe_page *out)
 {

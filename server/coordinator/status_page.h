@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The page for people at the probe address, and the documents it polls (status_json.h):
+ * The status page at the probe address, and the documents that it polls (status_json.h):
  *     /status            one HTML file that loads nothing but the two below
- *     /status.json       made anew at most every STATUS_AGE_MS, whoever asks how often
- *     /placement.json    ?model=NAME&layer=N[&version=V]; without a version the default one
+ *     /status.json       made at most once in STATUS_AGE_MS, however often it is read
+ *     /placement.json    ?model=NAME&layer=N[&version=V]; the default version if none is given
  *
  * Threads    one at a time: the probes' own.
  */
@@ -17,7 +17,7 @@ typedef struct ep_status_page ep_status_page;
 
 /* service is borrowed. Errors: NO_MEMORY. */
 ep_err ep_status_page_create(ep_coordinator_service *service, ep_status_page **out_page);
-/* After the probes were stopped: answers borrow from it. NULL allowed. */
+/* Call it after the probes were stopped, since answers borrow from it. NULL allowed. */
 void ep_status_page_destroy(ep_status_page *page);
 /* For ep_probes_config.page. */
 bool ep_status_page_answer(ep_status_page *page, bool stopping, const char *path,

@@ -16,7 +16,7 @@ struct ep_table_keeper {
     bool is_stopping;
 };
 
-/* Until woken, or for EP_TABLE_KEEPER_RETRY_MS after a failure. False: stop. */
+/* Waits until woken, after a failure at most EP_TABLE_KEEPER_RETRY_MS. False: stop. */
 static bool wait_for_work(ep_table_keeper *keeper, bool has_failed)
 {
     const uint64_t until_ns =
@@ -31,7 +31,7 @@ static bool wait_for_work(ep_table_keeper *keeper, bool has_failed)
     return goes_on;
 }
 
-/* Until nothing is left to write; false after a failure. */
+/* Writes until there is nothing to write; false after a failure. */
 static bool write_all(ep_table_keeper *keeper)
 {
     const ep_table_keeper_config *config = &keeper->config;

@@ -2,11 +2,11 @@
 /*
  * The thread that writes the coordinator's state into its store.
  *
- * Why a thread: nodes and clients wait for the service's handlers, and a disk may take seconds for
- * one sync. So handlers change the state in memory and wake this thread; it takes a copy under the
- * service's lock, writes it without any lock, and only then hands the table on to the watchers.
- * While it writes, changes pile up and go with the next write: a slow disk delays new tables,
- * nothing else. A failed write is tried again at every change, and every EP_TABLE_KEEPER_RETRY_MS.
+ * Handlers must not wait for the disk, which may take seconds for a sync. So they change the state
+ * in memory and wake this thread. It copies the state under the service's lock, writes it without a
+ * lock, and only then passes the table to the watchers. Changes made meanwhile go with the next
+ * write, so a slow disk delays only new tables. A failed write is tried again at every change and
+ * every EP_TABLE_KEEPER_RETRY_MS.
  */
 #ifndef EP_COORDINATOR_TABLE_KEEPER_H
 #define EP_COORDINATOR_TABLE_KEEPER_H
@@ -24,10 +24,9 @@ typedef struct ep_table_job {
 
 typedef struct ep_table_keeper_config {
     ep_table_store *store; /* borrowed */
-    /* All on the keeper's thread. Fills *out_job and returns true when there is something to
-     * write. */
+    /* The three run on the keeper's thread. take fills *out_job; false: nothing to write. */
     bool (*take)(void *arg, ep_table_job *out_job, ep_error *out_error);
-    /* false: could not make use of it; it is written again later */
+    /* false: it could not be used, so it is written again later */
     bool (*written)(void *arg, const ep_table_job *job);
     void (*failed)(void *arg, const ep_error *error);
     void *arg;
@@ -37,9 +36,9 @@ typedef struct ep_table_keeper ep_table_keeper;
 
 /* Errors: NO_MEMORY. */
 ep_err ep_table_keeper_create(const ep_table_keeper_config *config, ep_table_keeper **out_keeper);
-/* There is something to write. Any thread; returns at once. */
+/* Tells that there is something to write. Any thread; returns at once. */
 void ep_table_keeper_wake(ep_table_keeper *keeper);
-/* Tries once more to write what is left, then ends the thread. NULL allowed. */
+/* Tries once more to write, then ends the thread. NULL allowed. */
 void ep_table_keeper_destroy(ep_table_keeper *keeper);
 
 #endif

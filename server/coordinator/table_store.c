@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all stores share. */
+/* Functions common to all stores. */
 #include "coordinator/table_store.h"
 
 #include <stdlib.h>

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The file is made under another name and renamed once it is whole. So a coordinator.db that is
- * there but empty or cut off is damage, whatever the moment of a crash was, and is never taken for
- * a first start.
+ * A new file is made under another name and renamed when it is complete. So an empty or truncated
+ * coordinator.db is damage, whenever a crash happened, and is never taken for a first start.
  *
- * SQLite's own check does not see flipped bits inside of values. Tables carry their checksum,
- * everything else is under one digest in the meta table; the policy is under one of its own, so
- * that a build that does not know it can write the rest.
+ * SQLite's own check does not find flipped bits in values. Tables have their own checksum, and all
+ * else is covered by a digest in the meta table. The policy has a separate digest, so that a build
+ * that does not know it can write the rest.
  */
 #include "coordinator/table_store_sqlite.h"
 
@@ -25,7 +24,7 @@
 #include "coordinator/failpoint.h"
 #include "coordinator/policy.h"
 
-/* "epcx", so that another program's database is not taken for ours */
+/* "epcx", so that another program's database is refused */
 #define APPLICATION_ID 0x65706378
 #define TEXT_OF(value) #value
 #define TEXT(value) TEXT_OF(value)
@@ -38,7 +37,7 @@ typedef struct sqlite_store {
     uint64_t term;
 } sqlite_store;
 
-/* Files of builds that knew no policy get it when they are opened; those builds leave it alone. */
+/* A file of an older build gets this table when it is opened; such builds leave it alone. */
 #define POLICY_SQL                                                                                 \
     "CREATE TABLE IF NOT EXISTS policy(key TEXT PRIMARY KEY, value INTEGER NOT NULL, revision "    \
     "INTEGER NOT NULL,"                                                                            \
@@ -153,7 +152,8 @@ static uint64_t fnv(uint64_t hash, const void *bytes, size_t count)
     return hash;
 }
 
-/* Of everything but the tables. Texts with their end, so that "ab","c" and "a","bc" differ. */
+/* Digest of everything but the tables. Texts include their terminator, so that "ab","c" and
+ * "a","bc" differ. */
 static uint64_t digest_of(const ep_coordinator_kept *kept, uint64_t term)
 {
     const uint64_t numbers[] = {term, kept->number, kept->next_node_id, kept->nodes_count,
@@ -179,7 +179,7 @@ static uint64_t digest_of_policy(const ep_policy *policy)
     for (int key = 0; key < EP_POLICY_KEYS; key++) {
         const ep_policy_value *value = &policy->values[key];
         const uint64_t numbers[] = {value->revision, value->number, value->set_at};
-        if (value->revision != 0) { /* builds may know more keys, or fewer */
+        if (value->revision != 0) { /* only set keys, since builds differ in the keys they know */
             const char *name = ep_policy_option((ep_policy_key)key)->name;
             hash = fnv(hash, name, strlen(name) + 1);
             hash = fnv(hash, numbers, sizeof(numbers));
@@ -202,7 +202,7 @@ static bool column_text(sqlite3_stmt *statement, int column, char *out, size_t b
     return true;
 }
 
-/* Errors: NO_MEMORY; DATA_LOSS: the row does not fit; NOT_FOUND: it names a key that this build
+/* Errors: NO_MEMORY; DATA_LOSS: the row does not fit; NOT_FOUND: the row has a key that this build
  * does not know. */
 typedef ep_err (*row_func)(sqlite3_stmt *statement, ep_coordinator_kept *kept);
 
@@ -335,7 +335,7 @@ static ep_err read_table(sqlite_store *store, const char *kind, ep_routing_table
     return err;
 }
 
-/* A file of a build that knew no policy has none. */
+/* A file of an older build has no policy. */
 static ep_err read_policy(sqlite_store *store, ep_coordinator_kept *kept, ep_error *out_error)
 {
     int64_t revision = 0, digest = (int64_t)digest_of_policy(&kept->policy);
@@ -356,7 +356,7 @@ static ep_err read_policy(sqlite_store *store, ep_coordinator_kept *kept, ep_err
     return err;
 }
 
-/* *out_term 0: a store that was never used. */
+/* *out_term 0: the store was never used. */
 static ep_err load(sqlite_store *store, ep_coordinator_kept *out_kept, uint64_t *out_term,
                    ep_error *out_error)
 {
@@ -499,7 +499,7 @@ static int write_meta(sqlite_store *store, const ep_coordinator_kept *kept, uint
     return code != SQLITE_OK ? code : set_meta(store, "digest", digest_of(kept, term));
 }
 
-/* Inside of the transaction. A failpoint fails as a full disk does. */
+/* Runs inside the transaction. A failpoint acts as a full disk. */
 static int write_rows(sqlite_store *store, const ep_coordinator_kept *kept)
 {
     int code = EP_FAILPOINT(write_begun) ? SQLITE_FULL : SQLITE_OK;
@@ -530,7 +530,7 @@ static ep_err end_transaction(sqlite_store *store, int code, ep_error *out_error
     if (code == SQLITE_OK) {
         return EP_OK;
     }
-    /* before the rollback takes SQLite's text away */
+    /* made before the rollback, which drops SQLite's text */
     ep_err err = failed(store, code, "writing", out_error);
     if (!sqlite3_get_autocommit(store->db)) {
         execute(store, "ROLLBACK");
@@ -586,7 +586,8 @@ static void on_close(ep_table_store *base)
     sqlite_store *store = (sqlite_store *)base;
     sqlite3_close(store->db);
     if (store->lock_fd >= 0) {
-        close(store->lock_fd); /* the file stays: removing it would race with who opens it now */
+        /* the file stays: removing it would race with a process that is opening it */
+        close(store->lock_fd);
     }
     free(store);
 }
@@ -641,8 +642,8 @@ static ep_err open_file(sqlite_store *store, const char *path, int flags, ep_err
         return failed(store, code, "opening", out_error);
     }
     sqlite3_extended_result_codes(store->db, 1);
-    /* Nobody else may write; and the index of the log then lies in our memory instead of a mapped
-     * file, which a full disk could turn into a SIGBUS. */
+    /* Exclusive, so that no other process writes and the index of the log is in memory. In a mapped
+     * file a full disk could cause a SIGBUS. */
     code = execute(store, "PRAGMA locking_mode=EXCLUSIVE; PRAGMA synchronous=FULL");
     return code == SQLITE_OK ? EP_OK : failed(store, code, "opening", out_error);
 }
