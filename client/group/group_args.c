@@ -56,7 +56,7 @@ void ep_moe_add_rms_norm_init_sized(ep_moe_add_rms_norm *out_norm, size_t struct
     ep_struct_init(out_norm, struct_bytes, &norm, sizeof(norm));
 }
 
-/* ---- the caller's structs, of whatever size its header has them ---- */
+/* ---- the caller's structs, perhaps of an older version ---- */
 
 ep_err ep_group_dispatch_take(const ep_moe_dispatch_args *given, ep_moe_dispatch_args *out_args,
                               ep_error *out_error)
@@ -92,7 +92,7 @@ static ep_err check_shape(const char *name, const ep_tensor *tensor, uint32_t di
                      name, tensor->shape[dimension], dimension, because, wanted);
 }
 
-/* Needed at least so many elements in dimension 0; formula says why. */
+/* Checks for at least so many elements in dimension 0; formula says why. */
 static ep_err check_room(const char *name, const ep_tensor *tensor, int64_t wanted,
                          size_t each_bytes, const char *formula, ep_error *out_error)
 {
@@ -104,7 +104,7 @@ static ep_err check_room(const char *name, const ep_tensor *tensor, int64_t want
                      wanted * (int64_t)each_bytes, formula);
 }
 
-/* A tensor that is optional elsewhere: why says what asks for it here. */
+/* Checks that an optional tensor is there; why names what needs it. */
 static ep_err require(const char *name, const ep_tensor *tensor, const char *why, int64_t value,
                       ep_error *out_error)
 {
@@ -113,8 +113,8 @@ static ep_err require(const char *name, const ep_tensor *tensor, const char *why
                : BAD("%s is missing: it is required with %s %" PRId64, name, why, value);
 }
 
-/* A tensor that this mode does not use may be given, as vendors' programs do; a wrong one is
- * refused all the same, or it would be used wrongly in the other mode. */
+/* A tensor that this mode does not use may be given, as vendors' programs do. It is checked all the
+ * same, since the other mode would use it. */
 static ep_err check_unused(const char *name, const ep_tensor *tensor, const ep_dtype *types,
                            ep_error *out_error)
 {
@@ -133,7 +133,7 @@ static ep_rows rows_of(const ep_tensor *tensor)
         .data = tensor->data, .stride_bytes = tensor->stride_bytes[0], .dtype = tensor->dtype};
 }
 
-/* [T,K] of a type. */
+/* Checks [T,K] of one of the types. */
 static ep_err check_slots(const char *name, const ep_tensor *tensor, const ep_dtype *types,
                           const ep_group_call *call, ep_error *out_error)
 {
@@ -142,7 +142,7 @@ static ep_err check_slots(const char *name, const ep_tensor *tensor, const ep_dt
     return check_shape(name, tensor, 1, call->top_k, "expert_ids has that many slots", out_error);
 }
 
-/* [T,H], or [a,b,H] with a*b = T and no gaps, of one type. */
+/* Checks [T,H], or [a,b,H] with a*b = T and no gaps, of the call's type. */
 static ep_err check_rows(const char *name, const ep_tensor *tensor, const ep_group_call *call,
                          ep_rows *out_rows, ep_error *out_error)
 {
@@ -186,7 +186,7 @@ static ep_err read_tp(ep_group *group, const ep_group_params *params, group_view
         return BAD("group_tp is \"%.60s\": allowed another name than group_ep \"%.60s\"",
                    params->group_tp->name, group->name);
     }
-    if (view->group_tp == NULL) { /* one rank is no pair */
+    if (view->group_tp == NULL) { /* a single rank is no pair */
         return EP_OK;
     }
     if (params->group_tp->world != 2 || params->tp_rank_id != (int64_t)params->group_tp->rank) {
@@ -214,7 +214,7 @@ static ep_err read_elastic(ep_group *group, const ep_group_params *params, group
                                  view->members, out_error);
 }
 
-/* One shared expert without ranks is how the vendor's callers say "none". */
+/* The vendor's callers mean no shared expert by one without ranks. */
 void ep_group_call_fill_shared(const ep_group_params *params, ep_group_call *call)
 {
     call->shared_rows =
@@ -281,7 +281,7 @@ static ep_err read_policy(int64_t policy, float abs_max, group_view *view, ep_er
     return EP_OK;
 }
 
-/* T, K, H and types from the two tensors that have them. */
+/* Reads T, K, H and types from the two tensors that have them. */
 static ep_err read_batch(const ep_tensor *x, const char *x_name, const ep_tensor *ids,
                          group_view *view, ep_error *out_error)
 {
@@ -337,8 +337,8 @@ static ep_err read_performance(const ep_tensor *performance, group_view *view, e
                        "it has an entry per rank (ep_world_size)", out_error);
 }
 
-/* The vendor's buffers hold whatever the tokens choose, and so must frames in its profiles; in
- * native one row is certain. */
+/* Checks frame_bytes_max. In the vendors' profiles frames must hold any choice of the tokens, as
+ * the vendors' buffers do; in native at least one row. */
 static ep_err check_frames(const ep_group *group, const ep_group_call *call, ep_error *out_error)
 {
     int64_t max_bs = call->global_bs != 0 ? call->global_bs / call->world_size : call->tokens;
@@ -360,7 +360,7 @@ static ep_err check_frames(const ep_group *group, const ep_group_call *call, ep_
                                                         "(ep_group_buffer_sizes)");
 }
 
-/* What both operators' batches have in common; the ranges are checked here. */
+/* Fills in and checks what both operators' batches have in common. */
 static ep_err finish(const ep_group *group, group_view *view, const ep_tensor *ids,
                      ep_error *out_error)
 {
@@ -413,7 +413,8 @@ static ep_err read_smooth(const ep_moe_dispatch_args *args, group_view *view, ep
     return EP_OK;
 }
 
-/* What says where rows came from: one of two tensors, written by a dispatch, read by a combine. */
+/* Checks the tensor that says where rows came from, one of two; a dispatch writes it, a combine
+ * reads it. */
 static ep_err check_ways_back(const ep_tensor *assist, const ep_tensor *index, const char *formula,
                               const group_view *view, ep_error *out_error)
 {
@@ -434,7 +435,7 @@ static ep_err check_ways_back(const ep_tensor *assist, const ep_tensor *index, c
                       formula, out_error);
 }
 
-/* expand_x and what has an entry per row of it. */
+/* Checks expand_x and the tensors with an entry per row of it. */
 static ep_err check_row_outputs(const ep_moe_dispatch_args *args, group_view *view,
                                 ep_error *out_error)
 {
@@ -479,9 +480,9 @@ static ep_err check_row_outputs(const ep_moe_dispatch_args *args, group_view *vi
 }
 
 /*
- * ep_recv_counts. Where the vendor's operator sums inside a server (a2 whose dispatch has
- * expert_scales, hierarchy) it keeps there, for each server of 8 ranks, two numbers per slot; its
- * programs bring that room.
+ * Checks ep_recv_counts. If the vendor's operator sums inside a server (a2 with expert_scales in
+ * the dispatch, hierarchy) it keeps two numbers per slot there for each server of 8 ranks, and its
+ * programs give that room.
  */
 static ep_err check_counts_room(const char *name, const ep_tensor *counts, const group_view *view,
                                 bool has_weights, ep_error *out_error)
@@ -641,7 +642,7 @@ static ep_err check_counts_in(const ep_moe_combine_args *args, const group_view 
     return EP_OK;
 }
 
-/* The sum is made where the token came from, so expand_scales are checked and not read. */
+/* Checks expand_scales, which are not read, because the token's own rank makes the sum. */
 static ep_err check_expand_scales(const ep_tensor *scales, const group_view *view,
                                   ep_error *out_error)
 {

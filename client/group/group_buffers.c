@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How large buffers must be, before there is a group. */
+/* Computes buffer sizes before there is a group. */
 #include <inttypes.h>
 
 #include "base/struct_size.h"
@@ -39,7 +39,7 @@ ep_err ep_group_buffer_sizes(const ep_group_params *given, int64_t max_bs, int64
     }
     if (err == EP_OK) {
         ep_group_call_fill_shared(&params, &call);
-        call.global_bs = 0; /* max_bs says it */
+        call.global_bs = 0; /* given as max_bs instead */
         err = ep_group_profile_check(&call, out_error);
     }
     if (err != EP_OK) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ep_moe_combine and ep_moe_combine_add_rms_norm: each row goes back to the rank and slot it came
- * from; the canonical sum reads rows where they landed, this rank's own ones from expand_x.
+ * ep_moe_combine and ep_moe_combine_add_rms_norm: each row goes back to the rank and slot that it
+ * came from. The canonical sum reads rows in the received frames, and this rank's own in expand_x.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@
 #include "moe/quantize.h"
 
 typedef struct combine_work {
-    ep_moe_combine_args host; /* on tensors of the host, like the next */
+    ep_moe_combine_args host; /* with host tensors; the next too */
     ep_moe_add_rms_norm host_norm;
     const ep_moe_combine_args *args;
     const ep_moe_add_rms_norm *norm; /* NULL: plain */
@@ -28,22 +28,22 @@ typedef struct combine_work {
     ep_group_stage *stage;
     uint32_t slots_per_token;
     size_t element;
-    size_t wire_row_bytes; /* quantised or not */
+    size_t wire_row_bytes; /* in a frame, quantised or not */
     bool quantise;
-    uint32_t expert_rows;  /* that came here, as ep_send_counts say */
-    const uint8_t *expand; /* rows to send back; stride below */
+    uint32_t expert_rows;  /* rows received by the dispatch, by ep_send_counts */
+    const uint8_t *expand; /* rows to send back; their stride is below */
     int64_t expand_stride;
-    ep_buffer *summed; /* with TP: expand is in here */
+    ep_buffer *summed; /* with TP: memory of expand */
     ep_buffer *own;    /* with quantise: this rank's own rows */
     /* workspace */
     const void **rows; /* [T * slots] */
     float *scratch;    /* of ep_combine */
     float *wide;       /* [H], with quantise */
     uint8_t *restored; /* [slots][H] of the rows' type, with quantise */
-    float *sum;        /* [H] like the next two, with norm */
+    float *sum;        /* with norm: [H]; the next two also */
     float *residual;
     float *gamma;
-    uint32_t *offsets; /* [buckets+1] like the next of ep_group_sort, with expand_idx */
+    uint32_t *offsets; /* with expand_idx: [buckets+1], result of ep_group_sort; the next too */
     uint32_t *order;   /* [T * slots] */
 } combine_work;
 
@@ -86,7 +86,7 @@ static workspace_parts parts_of(const group_view *view)
     return parts;
 }
 
-/* Of the parts that this call has, for an error. */
+/* The formula of the workspace's size for this call, for an error. */
 static void write_formula(const group_view *view, char *out, size_t bytes)
 {
     const int quantise = view->call.comm_quant_mode == 2;
@@ -105,7 +105,7 @@ static void write_formula(const group_view *view, char *out, size_t bytes)
 
 /* ---- tensors on a device, or with strides ---- */
 
-/* Copies, whose tensors are dense in the host. */
+/* Makes copies of the arguments with dense host tensors. */
 static ep_err to_host(ep_group_stage *stage, const ep_moe_combine_args **args,
                       const ep_moe_add_rms_norm **norm, ep_moe_combine_args *out_host,
                       ep_moe_add_rms_norm *out_host_norm, ep_error *out_error)
@@ -220,7 +220,7 @@ static ep_err open_assist(combine_work *w, group_view *view, ep_error *out_error
                               w->expert_rows, assist.rows);
 }
 
-/* expand_idx is what expert_ids make it, or it is another batch's. */
+/* Checks that expand_idx follows from expert_ids; otherwise it belongs to another batch. */
 static ep_err open_index(combine_work *w, group_view *view, ep_error *out_error)
 {
     view->call.dispatch_number = EP_GROUP_BY_INDEX;
@@ -344,8 +344,8 @@ static void put_row(const combine_work *w, uint32_t row, uint8_t *out)
     ep_float_env_end(env);
 }
 
-/* What goes with a row: token and slot it is for. With expand_idx only the rank that it goes to
- * knows them, from the row's number in its run and the run's local expert. */
+/* The token and slot that are sent with a row. With expand_idx only the receiver knows them, so the
+ * row's number in its run and the local expert are sent instead. */
 static void name_row(const combine_work *w, uint32_t row, uint32_t number, uint32_t expert,
                      uint32_t *out_token, uint32_t *out_slot)
 {
@@ -397,7 +397,7 @@ static ep_err send_rows(const combine_work *w, ep_error *out_error)
 
 /* ---- receiving ---- */
 
-/* From a row's number and local expert to its token and slot; false: the batch sent no such. */
+/* Finds token and slot by a row's number and local expert; false: the batch has no such row. */
 static bool find_slot(const combine_work *w, uint32_t member, uint32_t *inout_token,
                       uint32_t *inout_slot)
 {
@@ -456,7 +456,7 @@ static ep_err place_own(combine_work *w, ep_error *out_error)
         run_of(w, e, w->op->own, &begin, &end);
         for (uint32_t row = begin; row < end; row++, done++) {
             const uint8_t *at = row_back(w, row);
-            if (w->quantise) { /* as if it had travelled: the same bits on every rank */
+            if (w->quantise) { /* quantised like sent rows, for the same bits on every rank */
                 put_row(w, row, w->own->data + (size_t)done * w->wire_row_bytes);
                 at = w->own->data + (size_t)done * w->wire_row_bytes;
             }
@@ -504,7 +504,7 @@ static ep_err place_received(const combine_work *w, uint32_t member, ep_error *o
     return EP_OK;
 }
 
-/* Every slot that travels has its row. */
+/* Checks that every routed slot has its row. */
 static ep_err check_complete(const combine_work *w, ep_error *out_error)
 {
     const group_view *view = w->view;
@@ -549,7 +549,7 @@ static void restore_token(const combine_work *w, uint32_t token)
         if (*row != NULL) {
             ep_row_dequantize_i8_blocks(*row, (const uint8_t *)*row + scales,
                                         w->view->batch.wire_dtype, hidden, w->wide);
-            /* exact: these are values of the type */
+            /* exact, as these are values of the type */
             ep_row_narrow(w->wide, hidden, w->view->batch.wire_dtype, restored);
             *row = restored;
         }
@@ -571,7 +571,7 @@ static void norm_token(const combine_work *w, uint32_t token)
     }
 }
 
-/* With nan_policy 1. */
+/* Applies nan_policy 1. */
 static ep_err check_finite(const combine_work *w, uint32_t begin, uint32_t end, ep_error *out_error)
 {
     ep_nonfinite found;
@@ -593,7 +593,7 @@ static EP_FLOAT_WORK ep_err sum_rows(const combine_work *w, ep_error *out_error)
     ep_combine_out out = {.data = w->args->x_out.data};
     if (w->norm != NULL) {
         batch.out_dtype = EP_DTYPE_F32;
-        out.data = w->sum; /* every token's, one after the other */
+        out.data = w->sum; /* reused for each token */
         ep_row_widen(w->norm->gamma.data, w->norm->gamma.dtype, batch.hidden, w->gamma);
     } else {
         out.token_stride_bytes = w->args->x_out.rank == 3 ? w->args->x_out.stride_bytes[1]
@@ -646,7 +646,7 @@ static ep_err start(ep_group_plan *plan, ep_error *out_error)
     return view->group_tp != NULL ? tp_send(w, &plan->pair, out_error) : send_rows(w, out_error);
 }
 
-/* With a pair: the sums of both ranks' rows go back. */
+/* With a pair: sends back the sums of both ranks' rows. */
 static ep_err turn(ep_group_plan *plan, ep_error *out_error)
 {
     combine_work *w = plan->work;
@@ -688,7 +688,7 @@ static const group_operator combine_operator = {.start = start,
                                                 .out = copy_out,
                                                 .drop = drop};
 
-/* The plan is claimed and checked. */
+/* Sets up the work of a claimed and checked plan. */
 static void set_work(ep_group_plan *plan, const ep_moe_combine_args *args,
                      const ep_moe_add_rms_norm *norm, void *workspace)
 {
@@ -726,7 +726,7 @@ static void set_work(ep_group_plan *plan, const ep_moe_combine_args *args,
     }
 }
 
-/* norm NULL: plain. */
+/* norm NULL: plain combine. */
 static ep_err begin(ep_group *group, ep_group_plan *plan, const ep_moe_combine_args *args,
                     const ep_moe_add_rms_norm *norm, void *workspace, size_t workspace_bytes,
                     ep_group_done_func done, void *arg, ep_error *out_error)
@@ -740,7 +740,7 @@ static ep_err begin(ep_group *group, ep_group_plan *plan, const ep_moe_combine_a
         return err;
     }
     err = to_host(&plan->stage, &args, &norm, &host, &host_norm, out_error);
-    if (err == EP_OK && group != NULL) { /* without one it is refused next */
+    if (err == EP_OK && group != NULL) { /* a missing group is refused below */
         err = ep_group_stage_in(&plan->stage, ep_group_deadline_us(group, args->deadline_us),
                                 out_error);
     }

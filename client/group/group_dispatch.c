@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ep_moe_dispatch: rows go from x straight into the frame of their rank, and from the received
- * frame to their place in expand_x. A frame's counts say where that is, so one frame per pair of
- * ranks is all there is. With hierarchy a frame goes to each other host instead, each token's row
- * in it once; what its gateway makes of it for a rank is that rank's frame again, so that the
- * receiving half knows no difference.
+ * ep_moe_dispatch: rows are copied from x into the frame of their rank, and from the received frame
+ * to their place in expand_x. The frame's counts give the place, so there is one frame per pair of
+ * ranks. With hierarchy one frame goes to each other host, with each token's row once; the gateway
+ * there makes each rank's usual frame of it, so the receiving half is the same.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,7 +16,7 @@
 #include "group/group_run.h"
 
 typedef struct dispatch_work {
-    ep_moe_dispatch_args host; /* on tensors of the host */
+    ep_moe_dispatch_args host; /* with host tensors */
     const ep_moe_dispatch_args *args;
     const group_view *view;
     group_op *op;
@@ -89,7 +88,7 @@ static ep_err fill_frame(dispatch_work *w, uint32_t member, ep_error *out_error)
     if (err != EP_OK) {
         return err;
     }
-    memset(body, 0, parts.rows); /* the gaps between the parts too */
+    memset(body, 0, parts.rows); /* zeroes gaps between the parts too */
     uint32_t done = 0;
     for (uint32_t e = 0; e < local; e++) {
         uint32_t begin = w->offsets[first + e];
@@ -108,7 +107,7 @@ static ep_err fill_frame(dispatch_work *w, uint32_t member, ep_error *out_error)
     return EP_OK;
 }
 
-/* The frame for all ranks of another host. */
+/* Fills the frame for all ranks of another host. */
 static ep_err fill_host_frame(dispatch_work *w, uint32_t host, ep_error *out_error)
 {
     const ep_group *group = w->op->group;
@@ -124,7 +123,7 @@ static ep_err fill_host_frame(dispatch_work *w, uint32_t host, ep_error *out_err
                                    .row_of_token = w->row_of_token};
     ep_group_host_shape shape = ep_group_host_plan(&sender);
     size_t largest = EP_GROUP_BODY_OFFSET + ep_group_host_largest(&sender, &shape);
-    if (largest > group->frame_bytes_max) { /* there the gateway could not pass it on */
+    if (largest > group->frame_bytes_max) { /* the gateway could not pass it on */
         return ep_group_frame_too_large(group, largest, out_error);
     }
     uint8_t *body;
@@ -157,7 +156,7 @@ static ep_err send_rows(dispatch_work *w, ep_error *out_error)
 
 /* ---- receiving ---- */
 
-/* Counts of one source, summed; false: more than can be. */
+/* Sums the counts of one source; false: above most. */
 static bool sum_counts(const uint8_t *body, size_t bytes, uint32_t local, uint64_t most,
                        uint32_t *out_rows)
 {
@@ -174,7 +173,7 @@ static bool sum_counts(const uint8_t *body, size_t bytes, uint32_t local, uint64
     return rows <= most;
 }
 
-/* A frame from a peer is believed only so far. */
+/* Checks a frame received from a peer. */
 static ep_err check_received(const dispatch_work *w, uint32_t member, uint32_t *out_rows,
                              ep_error *out_error)
 {
@@ -210,7 +209,7 @@ static uint32_t own_count(const dispatch_work *w, uint32_t expert)
     return w->offsets[bucket + 1] - w->offsets[bucket];
 }
 
-/* ep_recv_counts: inclusive prefix sums in order [local expert][source rank]. */
+/* Writes ep_recv_counts: inclusive prefix sums in order [local expert][source rank]. */
 static ep_err write_counts(dispatch_work *w, ep_error *out_error)
 {
     int32_t *prefix = w->args->ep_recv_counts.data;
@@ -289,7 +288,7 @@ static void write_triple(const dispatch_work *w, size_t row, uint32_t member, ui
     triple[2] = (int32_t)slot;
 }
 
-/* First row of (local expert, source). */
+/* First row in expand_x of (local expert, source). */
 static size_t first_row(const dispatch_work *w, uint32_t expert, uint32_t member, uint32_t count)
 {
     const int32_t *prefix = w->args->ep_recv_counts.data;
@@ -425,8 +424,8 @@ static ep_err tp_fill(const dispatch_work *w, group_op *tp, ep_error *out_error)
     return EP_OK;
 }
 
-/* The partner's counts are prefix sums that end with its rows: experts are run on as many rows as
- * they say. */
+/* Checks that the partner's counts are prefix sums that end with its number of rows, since experts
+ * run on that many. */
 static bool tp_counts_fit(const uint8_t *counts_at, size_t counts, uint32_t rows)
 {
     int32_t last = 0;
@@ -485,7 +484,7 @@ static void write_token_nums(const dispatch_work *w)
     int64_t before = 0;
     for (uint32_t e = 0; e < w->view->local_experts; e++) {
         int64_t end = prefix[(size_t)e * ranks + ranks - 1];
-        if (w->view->group_tp != NULL) { /* one local expert: both ranks' rows are its own */
+        if (w->view->group_tp != NULL) { /* one local expert: it gets both ranks' rows */
             end += prefix[(size_t)ranks * w->view->local_experts + ranks - 1];
         }
         nums[e] = w->view->call.token_nums_type == 1 ? end - before : end;
@@ -526,7 +525,7 @@ static ep_err start(ep_group_plan *plan, ep_error *out_error)
     return err;
 }
 
-/* With a pair: what came goes to the partner. */
+/* With a pair: sends the received rows to the partner. */
 static ep_err turn(ep_group_plan *plan, ep_error *out_error)
 {
     dispatch_work *w = plan->work;
@@ -559,7 +558,7 @@ static ep_err copy_out(ep_group_plan *plan, ep_error *out_error)
     const dispatch_work *w = plan->work;
     const int32_t *prefix = w->args->ep_recv_counts.data;
     size_t counts = (size_t)w->view->layout.ranks * w->view->local_experts;
-    size_t rows = counts == 0 ? 0 : (size_t)prefix[counts - 1]; /* with TP of both ranks */
+    size_t rows = counts == 0 ? 0 : (size_t)prefix[counts - 1]; /* with TP those of both ranks */
     rows += w->view->group_tp == NULL || counts == 0 ? 0 : (size_t)prefix[2 * counts - 1];
     return ep_group_stage_out(&plan->stage, rows, w->op->deadline_us, out_error);
 }
@@ -567,7 +566,7 @@ static ep_err copy_out(ep_group_plan *plan, ep_error *out_error)
 static const group_operator dispatch_operator = {
     .start = start, .turn = turn, .place = place, .out = copy_out};
 
-/* The plan is claimed and checked. */
+/* Sets up the work of a claimed and checked plan. */
 static void set_work(ep_group_plan *plan, const ep_moe_dispatch_args *args, void *workspace)
 {
     dispatch_work *w = plan->work;
@@ -602,7 +601,7 @@ ep_err ep_moe_dispatch_begin(ep_group *group, ep_group_plan *plan, const ep_moe_
         return err;
     }
     err = ep_group_dispatch_take(args, &host, out_error);
-    if (err == EP_OK && group != NULL) { /* without one it is refused next */
+    if (err == EP_OK && group != NULL) { /* a missing group is refused below */
         err = ep_group_stage_dispatch(&plan->stage, &host, out_error);
         if (err == EP_OK) {
             err = ep_group_stage_in(&plan->stage, ep_group_deadline_us(group, host.deadline_us),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One call: frames out, frames in, agreement, and what happens when a rank is missing. */
+/* One call: sends and receives its frames, checks that ranks agree, and handles missing ranks. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,15 +12,15 @@
 #include "wire/frame.h"
 
 #define RANKS_TEXT_BYTES 160
-/* within this a lost connection is noticed on every rank that has one */
+/* within this time every rank notices its lost connections */
 #define NOTICE_NS EP_NS_PER_S
 
 /* ---- naming ranks ---- */
 
-/* Of a call's member. Lock held. */
+/* A condition on a call's member. Lock held. */
 typedef bool (*rank_test)(const group_op *op, uint32_t member);
 
-/* "2, 5-7" of the members for which test is true; "" when none. Lock held. */
+/* Lists members for which test is true as "2, 5-7"; "": none. Lock held. */
 static void name_ranks(const group_op *op, rank_test test, char *out, size_t bytes)
 {
     const ep_group *group = op->group;
@@ -50,8 +50,8 @@ static group_peer *peer_of(const group_op *op, uint32_t member)
     return &op->group->peers[op->group->members[member]];
 }
 
-/* What waits from a member: its frame of this call, or the first of a later generation. Lock held;
- * NULL: nothing. */
+/* The waiting frame of a member: of this call, or the first of a later generation; NULL: none. Lock
+ * held. */
 static const group_inbox_frame *answer_of(const group_op *op, uint32_t member)
 {
     group_peer *peer = peer_of(op, member);
@@ -63,7 +63,7 @@ static const group_inbox_frame *answer_of(const group_op *op, uint32_t member)
     return answer;
 }
 
-/* The frame of this call, or of a later generation, is there. */
+/* A frame of this call or of a later generation has come. */
 static bool has_frame(const group_op *op, uint32_t member)
 {
     return member == op->own || answer_of(op, member) != NULL;
@@ -74,21 +74,21 @@ static bool has_no_frame(const group_op *op, uint32_t member)
     return !has_frame(op, member);
 }
 
-/* What came is of a later generation: the rank calls with other members, or this call's frame is
- * slower on another way. */
+/* Only a frame of a later generation has come: the rank calls with other members, or this call's
+ * frame is slower on its other way. */
 static bool is_elsewhere(const group_op *op, uint32_t member)
 {
     const group_inbox_frame *answer = member == op->own ? NULL : answer_of(op, member);
     return answer != NULL && answer->head.generation != op->group->generation;
 }
 
-/* This call's frame may come yet. */
+/* Of a later generation, but this call's frame may still come. */
 static bool is_overtaken(const group_op *op, uint32_t member)
 {
     return is_elsewhere(op, member) && ep_group_has_two_ways(op->group, op->group->members[member]);
 }
 
-/* It will not. */
+/* Of a later generation, and this call's frame will not come. */
 static bool is_elsewhere_for_good(const group_op *op, uint32_t member)
 {
     return is_elsewhere(op, member) && !is_overtaken(op, member);
@@ -99,8 +99,7 @@ static bool is_gone(const group_op *op, uint32_t member)
     return member != op->own && peer_of(op, member)->gone;
 }
 
-/* The rank through which a member's frame of this call comes: itself, or a gateway. Lock held, or
- * the thread that calls. */
+/* The rank that sends a member's frame here: itself, or a gateway. Lock or calling thread. */
 static uint32_t way_of(const group_op *op, uint32_t member)
 {
     const ep_group *group = op->group;
@@ -110,8 +109,8 @@ static uint32_t way_of(const group_op *op, uint32_t member)
     return group->members[gateway == op->own ? member : gateway];
 }
 
-/* Who is to blame when a member's frame will not come; GROUP_NO_RANK: it may come yet, also from a
- * rank that is gone. Lock held. */
+/* The rank to blame if a member's frame will not come; GROUP_NO_RANK: it may still come, even from
+ * a rank that is gone. Lock held. */
 static uint32_t culprit_of(const group_op *op, uint32_t member)
 {
     const ep_group *group = op->group;
@@ -141,7 +140,7 @@ static bool is_culprit(const group_op *op, uint32_t member)
     return false;
 }
 
-/* A gateway that has still to bring something. */
+/* A gateway whose frames are still missing. */
 static bool is_awaited_way(const group_op *op, uint32_t member)
 {
     for (uint32_t m = 0; m < op->group->members_count; m++) {
@@ -159,7 +158,7 @@ static bool is_nobody(const group_op *op, uint32_t member)
     return false;
 }
 
-/* It has still to answer a call so long ago that this one may not begin. */
+/* It has not answered a call that is so old that this one may not begin. */
 static bool is_behind(const group_op *op, uint32_t member)
 {
     const group_arrivals *seen = &peer_of(op, member)->seen;
@@ -207,7 +206,7 @@ static uint32_t ops_under_way(const ep_group *group)
     return count;
 }
 
-/* A change of members begins a generation. Lock held. */
+/* Sets the members; a change begins a generation. Lock held. */
 static ep_err set_members(ep_group *group, const ep_group_call *call, const uint32_t *members,
                           ep_error *out_error)
 {
@@ -232,8 +231,8 @@ static ep_err set_members(ep_group *group, const ep_group_call *call, const uint
     return EP_OK;
 }
 
-/* Tells the other members that this generation is given up from a call on: earlier ones they may
- * still finish. Lock not held. */
+/* Tells the other members that the generation is broken from a call on; they may still finish
+ * earlier ones. Lock not held. */
 static void tell_broken(ep_group *group, const ep_error *error, uint32_t generation,
                         uint64_t number)
 {
@@ -248,8 +247,8 @@ static void tell_broken(ep_group *group, const ep_error *error, uint32_t generat
     }
 }
 
-/* Gives this generation up and tells the others why: they shall not take this rank's leaving for
- * the cause. Lock held; dropped meanwhile. */
+/* Marks this generation as broken and tells the others the cause, so that they do not take this
+ * rank's leaving for it. Lock held; released meanwhile. */
 static ep_err break_generation(const group_op *op, const ep_error *error)
 {
     ep_group *group = op->group;
@@ -264,7 +263,7 @@ static ep_err break_generation(const group_op *op, const ep_error *error)
     return error->code;
 }
 
-/* What is missing when the time is over. Lock held. */
+/* The error at the deadline: names what is missing. Lock held. */
 static void late_error(const group_op *op, rank_test test, ep_error *out_error)
 {
     const ep_group *group = op->group;
@@ -279,8 +278,8 @@ static void late_error(const group_op *op, rank_test test, ep_error *out_error)
                  ways[0] == 0 ? "" : ", for rows passed on by rank ", ways);
 }
 
-/* What another rank has told, for this rank's members: they may not be that one's. Lock held;
- * dropped meanwhile. */
+/* Passes another rank's report on to this rank's members, which may differ from that one's. Lock
+ * held; released meanwhile. */
 static ep_err pass_on(ep_group *group, ep_error *out_error)
 {
     uint32_t generation = group->broken_generation;
@@ -298,8 +297,8 @@ static bool is_broken(const group_op *op)
     return op->group->broken.code != EP_OK && op->number >= op->group->broken_from;
 }
 
-/* Who leaves because a rank is gone cancels what it has under way: the others learn the cause.
- * Lock held. */
+/* The error of a cancelled call: the cause that broke the generation, if there is one, so that the
+ * others learn it. Lock held. */
 static ep_err cancelled(const group_op *op, ep_error *out_error)
 {
     if (op->group->broken.code != EP_OK) {
@@ -366,7 +365,7 @@ void ep_group_op_fini(group_op *op)
     memset(op, 0, sizeof(*op));
 }
 
-/* Gives the call a place and a number. Lock held. */
+/* Gives the call a place in ops and a number. Lock held. */
 static ep_err enter(group_op *op, const uint32_t *members, ep_error *out_error)
 {
     ep_group *group = op->group;
@@ -427,8 +426,8 @@ ep_err ep_group_op_begin(group_op *op, ep_group *group, const ep_group_call *cal
         for (uint32_t r = 0; r < group->world; r++) {
             ep_group_drop_old_frames(group, &group->peers[r]);
         }
-        /* A rank that is gone may have left its frame of this call behind: then it can still be
-         * made. */
+        /* A rank that is gone may have sent its frame of this call before, so gone ranks are no
+         * error. */
         err = wait_for(op, is_behind, &error);
         op->is_beginning = false;
         if (err == EP_OK) {
@@ -451,7 +450,7 @@ static group_link *link_of(ep_group *group, uint32_t member)
     pthread_mutex_lock(&group->lock);
     group_link *link = group->peers[group->members[member]].link;
     pthread_mutex_unlock(&group->lock);
-    return link; /* links of peers live as long as the group */
+    return link; /* valid: links of peers live as long as the group */
 }
 
 ep_err ep_group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32_t rows,
@@ -476,7 +475,7 @@ ep_err ep_group_op_send(group_op *op, ep_error *out_error)
 {
     ep_group *group = op->group;
     ep_err err = EP_OK;
-    /* each rank begins with its neighbour: no rank is everybody's first */
+    /* each rank begins with the next one, so that no rank is the first for all */
     for (uint32_t i = 1; i < group->members_count; i++) {
         uint32_t member = (op->own + i) % group->members_count;
         bool whole_host =
@@ -485,7 +484,7 @@ ep_err ep_group_op_send(group_op *op, ep_error *out_error)
                                 .generation = group->generation,
                                 .number = op->number};
         ep_buffer *buffer = op->outgoing[member];
-        if (buffer == NULL) { /* its gateway has its rows */
+        if (buffer == NULL) { /* its gateway gets its rows */
             continue;
         }
         op->outgoing[member] = NULL;
@@ -495,7 +494,7 @@ ep_err ep_group_op_send(group_op *op, ep_error *out_error)
             group->peers[group->members[member]].traffic.rows_sent += op->outgoing_rows[member];
             pthread_mutex_unlock(&group->lock);
         }
-        /* closed: waiting will find it gone */
+        /* CLOSED is no error here: the wait will find the rank gone */
         if (sent != EP_OK && sent != EP_ERR_CLOSED && err == EP_OK) {
             err = ep_error_set(out_error, sent, "cannot send to rank %" PRIu32 ": %s",
                                group->members[member], ep_err_text(sent));
@@ -541,7 +540,7 @@ static void take_frames(group_op *op)
     op->taken = true;
 }
 
-/* Ranks call with other members than this one: who says what, as far as their frames tell. Lock
+/* The error when ranks call with other members than this one; lists what their frames say. Lock
  * held. */
 static void name_generations(group_op *op, ep_error *out_error)
 {
@@ -606,7 +605,7 @@ static ep_err check_frame(group_op *op, uint32_t member, ep_error *out_error)
     return EP_OK;
 }
 
-/* All agree on how frames go: this one came so. */
+/* Checks that a frame came the way that all ranks agree on. */
 static ep_err check_way(const group_op *op, uint32_t member, ep_error *out_error)
 {
     const ep_group *group = op->group;
@@ -623,9 +622,9 @@ static ep_err check_way(const group_op *op, uint32_t member, ep_error *out_error
 }
 
 /*
- * All have answered, some with frames of a later generation. Waits for what is only overtaken, and
- * for what explains why the others call with other members: news of it may be on its way. Lock
- * held. *out_differs: nothing does.
+ * All have answered, some with frames of a later generation. Waits for overtaken frames, and for
+ * the reason why others call with other members, which may be on its way. *out_differs: no reason
+ * has come. Lock held.
  */
 static ep_err wait_for_same(group_op *op, bool *out_differs, ep_error *out_error)
 {
@@ -644,7 +643,7 @@ static ep_err wait_for_same(group_op *op, bool *out_differs, ep_error *out_error
             return break_generation(op, out_error);
         }
         bool for_good = any(op, is_elsewhere_for_good);
-        bool explained = any(op, is_gone); /* that is why they call without it */
+        bool explained = any(op, is_gone); /* they call without the rank that is gone */
         if ((for_good || explained) && notice_ns == 0) {
             notice_ns = ep_clock_now_ns() + NOTICE_NS;
         }
@@ -670,7 +669,7 @@ void ep_group_op_wake(ep_group *group, const ep_group_frame *frame)
 {
     for (uint32_t i = 0; i < EP_GROUP_OPERATIONS_MAX; i++) {
         const group_op *op = group->ops[i];
-        /* frames of a later generation answer any call */
+        /* a frame of a later generation counts as an answer to any call */
         bool may_go_on = op != NULL && (op->is_beginning || op->number == frame->number ||
                                         frame->generation != group->generation);
         if (may_go_on && !any(op, op->is_beginning ? is_behind : has_no_frame)) {
@@ -709,7 +708,8 @@ ep_err ep_group_op_wait(group_op *op, ep_error *out_error)
         name_generations(op, &error);
         group->broken = error;
         group->broken_from = op->number;
-        group->broken_generation = group->generation; /* the later one is told below */
+        /* the others are told of the later one below */
+        group->broken_generation = group->generation;
         err = error.code;
     }
     if (err == EP_OK) {

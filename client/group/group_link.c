@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the connections of a group bring: hellos, rows, bad news. Runs on the lanes' threads. */
+/* Handles events of a group's connections: hellos, rows, losses. Runs on the lanes' threads. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,8 +11,7 @@
 #include "rpc/rpc_credentials.h"
 #include "transport/address.h"
 
-/* Lock held. A peer that was ready and is not any more. True: that is news, and the neighbours wait
- * for it. */
+/* Lock held. Marks a peer that was ready as gone. True: tell the neighbours. */
 static bool peer_is_gone(ep_group *group, group_peer *peer, const char *why)
 {
     bool news = !peer->gone;
@@ -47,7 +46,7 @@ group_link *ep_group_peer_link(ep_group *group, uint32_t rank)
 
 /* ---- hello ---- */
 
-/* Lock held. NULL: welcome. */
+/* Lock held. Why a hello is refused; NULL: it is not. */
 static const char *hello_fault(ep_group *group, const ep_group_hello *hello,
                                const ep_group_frame *frame, char *text, size_t bytes)
 {
@@ -109,7 +108,7 @@ static void refuse(group_link *link, ep_err code, const char *why)
     snprintf(group->last_refusal, sizeof(group->last_refusal), "%s", why);
     pthread_mutex_unlock(&group->lock);
     ep_group_send_text(link, EP_GROUP_FRAME_REFUSED, 0, 0, code, why);
-    /* The refused side closes: closing here could overtake the text. */
+    /* The refused side closes, since closing here could overtake the text. */
 }
 
 static void take_hello(group_link *link, const ep_group_frame *frame, const ep_buffer *buffer)
@@ -168,7 +167,7 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
     pthread_mutex_unlock(&group->lock);
 }
 
-/* What a rank gives as its reason becomes the caller's error: it is never without words. */
+/* Reads a rank's reason, which becomes the caller's error, so the text is never empty. */
 static void read_reason(const group_link *link, const ep_buffer *buffer, ep_error *out_error)
 {
     ep_group_read_text(buffer, out_error);
@@ -203,7 +202,7 @@ static void take_welcome(group_link *link)
     pthread_mutex_unlock(&group->lock);
 }
 
-/* The next text of a table, shorter than room; NULL: not so. */
+/* The next text of a table, shorter than room; NULL: invalid. */
 static const char *next_text(const char *table, size_t bytes, size_t room, size_t *inout_at)
 {
     const char *text = table + *inout_at;
@@ -215,8 +214,8 @@ static const char *next_text(const char *table, size_t bytes, size_t room, size_
     return text;
 }
 
-/* Every rank's URL and host, each ended by 0. Who has said hello already has said its host, and
- * this rank knows its own. Lock held; false: not so. */
+/* Reads every rank's URL and host, each ended by 0. Hosts of ranks that have sent a hello, and this
+ * rank's own, are known already. Lock held; false: invalid. */
 static bool read_table(ep_group *group, const char *table, size_t bytes)
 {
     size_t at = 0;
@@ -283,7 +282,7 @@ void ep_group_inbox_remove(group_peer *peer, group_inbox_frame *frame)
     memmove(frame, frame + 1, (size_t)(end - (frame + 1)) * sizeof(*frame));
 }
 
-/* Of a call that is over on this rank. */
+/* The frame's call is over on this rank. */
 static bool is_old(const ep_group *group, const ep_group_frame *frame)
 {
     bool old = frame->generation < group->generation ||
@@ -306,7 +305,7 @@ void ep_group_drop_old_frames(ep_group *group, group_peer *peer)
     }
 }
 
-/* Its rank may have sent it by what it has heard from this one. Lock held. */
+/* The sender may have sent it, by the frames it got from this rank. Lock held. */
 static bool is_due(const ep_group *group, const ep_group_frame *frame)
 {
     uint64_t begun = frame->generation == group->generation ? group->number : 0;
@@ -319,9 +318,8 @@ static uint32_t arrival_bit(const ep_group_frame *frame)
 }
 
 /*
- * Calls of a rank may be answered out of their order: where a neighbour passes on (two_ways), and
- * where calls with a pair get on at different times. Lock held; false: it has come already, or is
- * too far ahead.
+ * Notes a frame. They may come out of order, through a neighbour (two_ways) or from calls with a
+ * pair. Lock held; false: it has come already or is too far ahead.
  */
 static bool note_arrival(group_arrivals *seen, const ep_group_frame *frame, bool two_ways)
 {
@@ -331,7 +329,8 @@ static bool note_arrival(group_arrivals *seen, const ep_group_frame *frame, bool
     if (frame->generation < seen->generation) {
         return two_ways;
     }
-    uint64_t place = frame->number - seen->next_number; /* of an earlier one: past all */
+    /* of an earlier one: wraps to a large number */
+    uint64_t place = frame->number - seen->next_number;
     if (place > GROUP_AHEAD_MAX || (seen->ahead >> place & 1) != 0) {
         return false;
     }
@@ -358,8 +357,8 @@ static bool is_before(const ep_group_frame *a, const ep_group_frame *b)
            (a->generation == b->generation && a->number < b->number);
 }
 
-/* Where in the ring it belongs. Lock held; false: one of the same call waits already, or too
- * many. */
+/* Finds a frame's place in the ring. Lock held; false: one of the same call waits already, or too
+ * many do. */
 static bool ring_place(const group_peer *peer, const ep_group_frame *head, uint32_t *out_place)
 {
     uint32_t place = peer->ring_count;
@@ -389,7 +388,7 @@ bool ep_group_has_two_ways(const ep_group *group, uint32_t origin)
     return group->has_neighbours && group->same_host[origin] != group->same_host[group->rank];
 }
 
-/* Rows that a failed frame of their rank, which took them back, has overtaken. Lock held. */
+/* Rows that were revoked by a failed frame, which has overtaken them. Lock held. */
 static bool is_overtaken(const group_arrivals *seen, bool two_ways, const ep_group_frame *frame)
 {
     return two_ways && frame->kind != EP_GROUP_FRAME_FAILED && has_come(seen, frame) &&
@@ -408,8 +407,8 @@ bool ep_group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_f
                : is_overtaken(&peer->seen, two_ways, frame);
 }
 
-/* Whether this rank may bring what is of origin. Which gateway it should be the call knows. Lock
- * held. */
+/* Whether via may pass on frames of origin. The call checks later that it is the right gateway.
+ * Lock held. */
 static bool may_bring(const ep_group *group, uint32_t origin, uint32_t via)
 {
     const uint32_t *same = group->same_host;
@@ -418,8 +417,8 @@ static bool may_bring(const ep_group *group, uint32_t origin, uint32_t via)
 }
 
 /*
- * A second frame of a call: its rank takes the rows back, or such a frame has overtaken the rows,
- * which come on another way. Lock held; false: neither.
+ * Handles a second frame of a call: a failed frame that revokes the rows, or rows that such a frame
+ * has overtaken. Lock held; false: neither.
  */
 static bool take_back(group_peer *peer, bool two_ways, const ep_group_frame *frame,
                       ep_buffer **inout_buffer)
@@ -470,7 +469,7 @@ static void take_call_frame(group_link *link, const ep_group_frame *frame, ep_bu
     uint32_t origin = passed_on ? frame->origin : link->rank;
     pthread_mutex_lock(&group->lock);
     bool good = may_bring(group, origin, link->rank);
-    /* gateways pass on in the order they are given */
+    /* gateways pass frames on in the order in which they get them */
     group_link *sender = good && passed_on ? ep_group_peer_link(group, origin) : link;
     pthread_mutex_unlock(&group->lock);
     if (!good) {
@@ -480,7 +479,7 @@ static void take_call_frame(group_link *link, const ep_group_frame *frame, ep_bu
     }
 }
 
-/* A neighbour has lost a rank of another host, whose rows may come through it. */
+/* A neighbour reports the loss of a rank of another host, whose rows may come through it. */
 static void take_loss(group_link *link, const ep_group_frame *frame, const ep_buffer *buffer)
 {
     ep_group *group = link->group;
@@ -542,7 +541,7 @@ static void take_frame(group_link *link, const ep_group_frame *frame, ep_buffer 
         take_hello(link, frame, *buffer);
         return;
     }
-    /* a stranger; before its hello nothing else is listened to */
+    /* a stranger: nothing but a hello is accepted from it */
     if (link->rank == GROUP_NO_RANK) {
         ep_conn_close(link->conn);
         return;
@@ -617,7 +616,7 @@ static void on_closed(void *arg, ep_conn *conn, const ep_error *error)
         group_peer *peer = &group->peers[link->rank];
         if (peer->ready) {
             news = peer_is_gone(group, peer, error->text);
-        } else { /* it may try again */
+        } else { /* dialing may be tried again */
             peer->link = NULL;
             peer->hello_waits = false;
             snprintf(group->last_refusal, sizeof(group->last_refusal), "%s", error->text);
@@ -629,7 +628,8 @@ static void on_closed(void *arg, ep_conn *conn, const ep_error *error)
         pthread_mutex_lock(&group->lock);
     }
     bool stranger = link->rank == GROUP_NO_RANK;
-    /* nobody else knows it; the others live as long as the group, which may be sending on them */
+    /* only strangers' links are freed here; others live as long as the group, which may be sending
+     * on them */
     if (stranger) {
         group_link **at = &group->links;
         while (*at != link) {

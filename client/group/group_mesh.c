@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Making and ending a group. Every rank listens and dials the ranks below it. All first meet at
- * rank 0, which gives the group its membership number and tells everybody where the others listen;
- * then the rest connect among themselves.
+ * Creates and ends a group. Every rank listens, and dials the ranks below it. First all connect to
+ * rank 0, which chooses the membership number and tells all ranks where the others listen. Then
+ * these connect to each other.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -189,7 +189,7 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
         .pool = group->pool,
         .frame_bytes_max = group->frame_bytes_max,
         .first_frame_bytes_max = FIRST_FRAME_BYTES,
-        /* all that may be passed on */
+        /* room for all frames that may be passed on */
         .send_queue_bytes_max =
             2 * EP_GROUP_OPERATIONS_MAX * world * group->frame_bytes_max + FRAME_BYTES_LEAST,
         .connections_max = group->world + 16};
@@ -221,8 +221,7 @@ void ep_group_send_welcome(group_link *link)
     ep_group_send_text(link, EP_GROUP_FRAME_WELCOME, 0, 0, EP_OK, NULL);
 }
 
-/* The table cannot be told: no rank shall wait for it, nor be told that all is well. Lock not held.
- * False. */
+/* The table cannot be sent: refuses all ranks, so that none waits for it. False. Lock not held. */
 static bool refuse_all(ep_group *group, size_t bytes, const ep_error *error)
 {
     ep_error why;
@@ -244,7 +243,7 @@ static bool refuse_all(ep_group *group, size_t bytes, const ep_error *error)
         }
     }
     pthread_mutex_lock(&group->lock);
-    group->create_error = why; /* last: ep_group_create closes the links when it sees this */
+    group->create_error = why; /* set last, as ep_group_create then closes the links */
     pthread_mutex_unlock(&group->lock);
     return false;
 }
@@ -352,7 +351,7 @@ static void on_dial(void *arg, ep_conn *taken_conn, const ep_error *error)
     free(dial);
 }
 
-/* Lock held; dropped meanwhile. */
+/* Lock held; released meanwhile. */
 static ep_err dial_peer(ep_group *group, uint32_t rank, ep_error *out_error)
 {
     group_peer *peer = &group->peers[rank];
@@ -372,7 +371,7 @@ static ep_err dial_peer(ep_group *group, uint32_t rank, ep_error *out_error)
     const ep_lane_ops *lane = ep_lane_for_url(address.url);
     dial_arg *arg = malloc(sizeof(*arg));
     ep_lane_limits limits = group->limits;
-    limits.first_frame_bytes_max = 0; /* whom we dial we trust */
+    limits.first_frame_bytes_max = 0; /* no limit, since dialed ranks are trusted */
     if (lane == NULL || arg == NULL) {
         err = ep_error_set(out_error, lane == NULL ? EP_ERR_INVALID_ARGUMENT : EP_ERR_NO_MEMORY,
                            "cannot dial rank %" PRIu32 " at %s", rank, address.url);
@@ -388,8 +387,8 @@ static ep_err dial_peer(ep_group *group, uint32_t rank, ep_error *out_error)
 }
 
 /*
- * Dials what is due, releases what is done. Lock held. *out_next_ns: when to come again; 0: at
- * once, since the lock was dropped and anything may have changed.
+ * Dials peers that are due and releases finished dials. Lock held. *out_next_ns: when to call
+ * again; 0: at once, since the lock was released meanwhile.
  */
 static ep_err drive_dials(ep_group *group, uint64_t *out_next_ns, ep_error *out_error)
 {
@@ -430,7 +429,7 @@ static bool all_ready(const ep_group *group)
     return group->membership != 0 && (group->rank != 0 || group->table_out);
 }
 
-/* "1, 4-6": ranks that are not there. */
+/* Lists the missing ranks as "1, 4-6". */
 static void missing_ranks(const ep_group *group, char *out, size_t bytes)
 {
     size_t used = 0;
@@ -484,7 +483,7 @@ static ep_err meet(ep_group *group, uint64_t deadline_ns, ep_error *out_error)
 
 /* ---- create and destroy ---- */
 
-/* What others dial: as given when the caller gave it with a port, else what the listener says. */
+/* The URL that others dial: the configured one if it has a port, else the listener's. */
 static ep_err choose_own_url(ep_group *group, const ep_group_config *config, ep_error *out_error)
 {
     char real[EP_GROUP_URL_BYTES];
@@ -541,7 +540,7 @@ static void release_dials(ep_group *group)
     }
 }
 
-/* Strangers that never became peers. */
+/* Closes connections that never became peers. */
 static void close_strangers(ep_group *group)
 {
     pthread_mutex_lock(&group->lock);
@@ -600,9 +599,8 @@ ep_err ep_group_create(const ep_group_config *given, ep_group **out_group, ep_er
 }
 
 /*
- * Others may hear this rank's goodbye before they see for themselves why it goes, or hear it from
- * whoever saw it: it names the cause. That is what broke the generation; ranks that are gone may
- * have left because of it.
+ * The text of this rank's goodbye. Others may get it before they notice the cause themselves, so it
+ * names what broke the generation. Ranks that are gone may have left because of that.
  */
 static void describe_leaving(ep_group *group, char *out_text, size_t bytes)
 {
@@ -629,7 +627,7 @@ static void say_goodbye(ep_group *group)
         group_link *link =
             peer->ready && peer->link != NULL && !peer->link->closed ? peer->link : NULL;
         pthread_mutex_unlock(&group->lock);
-        if (link != NULL) { /* stays valid: links of peers are freed by ep_group_destroy alone */
+        if (link != NULL) { /* valid: only ep_group_destroy frees links of peers */
             ep_group_send_text(link, EP_GROUP_FRAME_BYE, 0, 0, EP_OK, why);
         }
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans: what was checked in the first phase, and whether a call is still that one. */
+/* Plans: keep the call checked in the first phase, and check that a later one is the same. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,10 +44,10 @@ ep_err ep_group_plan_create(const ep_group *group, const group_view *view, size_
 void ep_group_plan_destroy(ep_group_plan *plan)
 {
     if (plan == NULL || ep_fork_guard_in_child(&plan->group->fork)) {
-        return; /* in a child its memory stays: who held its locks is not there */
+        return; /* a forked child leaks it: the threads that held its locks are missing */
     }
     ep_group_plan_cancel(plan);
-    ep_group_plan_finish(plan, NULL); /* refused when nothing is under way */
+    ep_group_plan_finish(plan, NULL); /* fails harmlessly when nothing is under way */
     ep_group_op_fini(&plan->op);
     ep_group_op_fini(&plan->pair);
     ep_group_stage_fini(&plan->stage);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gateway's part of comm_alg = hierarchy. A frame for a whole host is taken apart when it
- * arrives: each rank's part becomes the frame that a fullmesh would have brought it, sent on in the
- * origin's name; the gateway's own waits with those that came straight. What cannot be passed on
- * becomes a failed frame of the origin, so that every call gets its answer.
+ * The gateway's part of comm_alg = hierarchy. A frame for a whole host is split when it arrives.
+ * Each rank's part becomes the frame that it would get with fullmesh, sent in the origin's name;
+ * the gateway's own part waits with frames that came straight. A part that cannot be passed on
+ * becomes a failed frame of the origin, so that every call gets an answer.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 typedef struct relay {
     ep_group *group;
     uint32_t origin;
-    const ep_group_frame *frame; /* as it came */
+    const ep_group_frame *frame; /* as received */
     const uint8_t *data;         /* its first byte */
     ep_group_host_body body;
 } relay;
@@ -36,7 +36,7 @@ static group_link *link_of(ep_group *group, uint32_t rank)
     return link;
 }
 
-/* ---- what a rank gets instead of rows ---- */
+/* ---- failed frames instead of rows ---- */
 
 static ep_group_frame passed_on(const relay *r, ep_group_frame_kind kind)
 {
@@ -51,13 +51,13 @@ static void send_failed(const relay *r, group_link *link, const ep_error *error)
 {
     ep_group_frame frame = passed_on(r, EP_GROUP_FRAME_FAILED);
     ep_err err = ep_group_send_text_as(link, &frame, error->code, error->text);
-    /* it waits for something that will not come: let it know by this */
+    /* it waits for a frame that will not come, and learns of that by the close */
     if (err != EP_OK && err != EP_ERR_CLOSED) {
         ep_group_link_close_badly(link, "frames cannot be passed on to it");
     }
 }
 
-/* Puts a frame of the origin, payload_bytes of it, where this rank's own call will find it. */
+/* Adds a frame of the origin, of payload_bytes, to this rank's own inbox. */
 static ep_err keep(const relay *r, ep_group_frame_kind kind, size_t payload_bytes,
                    ep_buffer *taken_buffer)
 {
@@ -96,8 +96,7 @@ static void keep_failed(const relay *r, const ep_error *error)
     }
 }
 
-/* The members of the frame's call, as far as this rank knows them: in its own generation. False:
- * not known. */
+/* The members of the frame's call, known only for this rank's own generation. False: not known. */
 static bool members_of_call(const relay *r, bool out_is_member[EP_GROUP_WORLD_MAX])
 {
     ep_group *group = r->group;
@@ -111,7 +110,7 @@ static bool members_of_call(const relay *r, bool out_is_member[EP_GROUP_WORLD_MA
     return known;
 }
 
-/* Nobody on this host gets rows of this frame. Ranks that elastic_info leaves out wait for none. */
+/* Sends failed frames to all ranks of this host, except those that elastic_info leaves out. */
 static void fail_all(const relay *r, const ep_error *error)
 {
     bool is_member[EP_GROUP_WORLD_MAX];
@@ -131,7 +130,7 @@ static void fail_all(const relay *r, const ep_error *error)
 
 /* ---- checking ---- */
 
-/* Each rank of this host once, this one among them, and none of another. */
+/* Checks that the frame names each rank of this host once, and no other. */
 static ep_err check_ranks(const relay *r, ep_error *out_error)
 {
     uint64_t seen[(EP_GROUP_WORLD_MAX + 63) / 64] = {0};
@@ -157,8 +156,7 @@ static ep_err check_ranks(const relay *r, ep_error *out_error)
     return EP_OK;
 }
 
-/* What nobody who keeps to the protocol sends: it is not passed on, and the origin alone is to
- * blame. NULL: none. */
+/* A violation of the protocol: the frame is not passed on, and the origin is blamed. NULL: none. */
 static const char *fault_of(const relay *r)
 {
     ep_group *group = r->group;
@@ -172,7 +170,7 @@ static const char *fault_of(const relay *r)
     return fault;
 }
 
-/* Lock held. UINT32_MAX: it is none. */
+/* Lock held. UINT32_MAX: not a member. */
 static uint32_t member_of(const ep_group *group, uint32_t rank)
 {
     uint32_t m = 0;
@@ -182,7 +180,7 @@ static uint32_t member_of(const ep_group *group, uint32_t rank)
     return m < group->members_count ? m : UINT32_MAX;
 }
 
-/* The origin's rows come through this rank, as far as it knows: its call may have other members. */
+/* Whether the origin's rows come through this rank. Its own call may have other members. */
 static bool comes_through_us(const relay *r, const ep_group_call *told)
 {
     ep_group *group = r->group;
@@ -235,7 +233,7 @@ static ep_err check(relay *r, size_t bytes, ep_error *out_error)
 
 /* ---- passing on ---- */
 
-/* data: a frame's first byte. The record is the origin's. */
+/* Fills a rank's frame, whose record is the origin's. data: its first byte. */
 static void fill(const relay *r, const ep_group_host_part *part, uint8_t *data)
 {
     memcpy(data + EP_GROUP_FRAME_FIXED_BYTES, r->data + EP_GROUP_FRAME_FIXED_BYTES,
@@ -315,7 +313,7 @@ static void take_apart(ep_group *group, uint32_t origin, const ep_group_frame *f
             pass_on(&r, &part);
         }
     }
-    /* last: with it this rank's call may end, and the rank leave */
+    /* last, because this rank's call may then end and the rank leave */
     if (own.rank != GROUP_NO_RANK) {
         keep_part(&r, &own);
     }
@@ -391,7 +389,7 @@ void ep_group_relay_open(ep_group *group)
         ep_buffer_unref(held->buffer);
         free(held);
     }
-    for (uint32_t r = 0; r < group->world; r++) { /* they went while their frames were held */
+    for (uint32_t r = 0; r < group->world; r++) { /* ranks that left while their frames were held */
         pthread_mutex_lock(&group->lock);
         bool gone = group->peers[r].gone;
         pthread_mutex_unlock(&group->lock);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small things both operators need. */
+/* Functions that both operators need. */
 #include "group/group_rows_io.h"
 
 ep_group_call ep_group_tp_call(const group_view *view)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What dispatch and combine share on top of a call's exchange. */
+/* Functions that dispatch and combine share. */
 #ifndef EP_CLIENT_GROUP_ROWS_IO_H
 #define EP_CLIENT_GROUP_ROWS_IO_H
 
 #include "group/group_args.h"
 
-/* The record both ranks of a TP pair compare: the call's without what belongs to one EP group. */
+/* The record that both ranks of a TP pair compare: the call's, without fields of one EP group. */
 ep_group_call ep_group_tp_call(const group_view *view);
 
 /* Adds the microseconds waited for each rank. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who drives: one thread at a time does the next part of an operation (driven). That is poll or
- * finish of the caller, the thread that calls back, or a cancel that finds nobody there. A cancel
- * that finds somebody only says so: whoever drives sees it where it waits.
+ * One thread at a time drives an operation, that is, does its next part: the caller in poll or
+ * finish, the thread that calls back, or a cancel if no other thread drives. Otherwise a cancel
+ * only sets a flag, which the driving thread sees where it waits.
  */
 #include "group/group_run.h"
 
@@ -29,7 +29,7 @@ ep_err ep_group_run_claim(ep_group_plan *plan, const char *name, const char *pre
                                    "use a plan for each");
 }
 
-/* Those that found an operation still touch it. */
+/* Waits for cancels that still use the operation. */
 static void let_cancels_out(ep_group_plan *plan)
 {
     pthread_mutex_lock(&plan->lock);
@@ -52,7 +52,7 @@ void ep_group_run_unclaim(ep_group_plan *plan)
     pthread_mutex_unlock(&plan->lock);
 }
 
-/* What has a callback is driven by its thread. */
+/* Becomes the driving thread, unless there is one or the operation has a callback. */
 static bool drive(ep_group_plan *plan)
 {
     pthread_mutex_lock(&plan->lock);
@@ -95,14 +95,14 @@ static void fail(ep_group_plan *plan, const ep_error *error)
     bool cancelled = plan->cancelled;
     pthread_mutex_unlock(&plan->lock);
     for (int i = 0; i < 2 && ops[i] != NULL; i++) {
-        if (cancelled || !ops[i]->answered) { /* others still wait for this rank's part */
+        if (cancelled || !ops[i]->answered) { /* others still wait for this rank's frames */
             ep_group_op_fail(ops[i], error);
         }
         ep_group_op_give_up(ops[i]);
     }
 }
 
-/* Waits for the exchange that is due and does what comes after it. The plan is driven. */
+/* Waits for the next exchange and does the step after it. The caller drives the plan. */
 static void step(ep_group_plan *plan)
 {
     group_op *op = plan->awaits;
@@ -119,7 +119,7 @@ static void step(ep_group_plan *plan)
     }
 }
 
-/* As far as it goes without waiting; the outputs are left to finish. The plan is driven. */
+/* Does all steps that need no wait, without writing outputs. The caller drives the plan. */
 static void advance(ep_group_plan *plan)
 {
     while (plan->awaits != NULL && ep_group_op_is_over(plan->awaits)) {
@@ -135,12 +135,12 @@ static void advance(ep_group_plan *plan)
 
 /* ---- the thread that calls back ---- */
 
-/* Makes the plan its own; false: somebody finishes it. */
+/* Becomes the driving thread; false: another thread finishes the plan. */
 static bool take(void *arg)
 {
     ep_group_plan *plan = arg;
     pthread_mutex_lock(&plan->lock);
-    while (plan->by_watcher) { /* the pair's thread, which has just handed it over */
+    while (plan->by_watcher) { /* the other group's thread has just handed it over */
         pthread_cond_wait(&plan->changed, &plan->lock);
     }
     bool mine = !plan->driven;
@@ -153,7 +153,7 @@ static bool take(void *arg)
 static void go_on(void *arg);
 static const group_watch plan_watch = {.take = take, .over = go_on};
 
-/* An exchange that it awaits is over. */
+/* Runs when the awaited exchange is over. */
 static void go_on(void *arg)
 {
     ep_group_plan *plan = arg;
@@ -171,7 +171,7 @@ static void go_on(void *arg)
     plan->finished_inside = &finished;
     pthread_mutex_unlock(&plan->lock);
     plan->done(plan->done_arg, plan);
-    if (!finished) { /* else the plan may be gone, or its next operation under way */
+    if (!finished) { /* if finished, the plan may be gone or in its next operation */
         stop_driving(plan);
     }
 }
@@ -193,7 +193,8 @@ ep_err ep_group_run_begin(ep_group_plan *plan, const group_operator *kind, ep_gr
         err = ep_group_op_begin(&plan->op, group, &plan->view.call, plan->view.members, deadline_us,
                                 out_error);
     }
-    if (err == EP_OK && pair != NULL) { /* both numbers now: the order of beginning is the same */
+    /* both calls get their numbers now, so that their order is the same on all ranks */
+    if (err == EP_OK && pair != NULL) {
         plan->pair_call = ep_group_tp_call(&plan->view);
         err = ep_group_op_begin(&plan->pair, pair, &plan->pair_call, pair_members, deadline_us,
                                 &error);
@@ -224,7 +225,7 @@ ep_err ep_group_run_begin(ep_group_plan *plan, const group_operator *kind, ep_gr
     }
     stop_driving(plan);
     if (done != NULL) {
-        ep_group_watch(first, &plan_watch, plan); /* after this the plan may be gone */
+        ep_group_watch(first, &plan_watch, plan); /* the plan may be gone after this */
     }
     return EP_OK;
 }
@@ -247,7 +248,7 @@ bool ep_group_plan_poll(ep_group_plan *plan)
     return awaits == NULL || (is_last && ep_group_op_is_over(awaits));
 }
 
-/* Makes the caller the one who drives it to its end. *out_inside: in its own callback. */
+/* Makes the caller the driving thread until the end. False: no operation is under way. */
 static bool begin_finish(ep_group_plan *plan)
 {
     pthread_mutex_lock(&plan->lock);
@@ -318,7 +319,7 @@ void ep_group_plan_cancel(ep_group_plan *plan)
         ep_group_op_give_up(&plan->pair);
     }
     if (mine) {
-        step(plan); /* which finds it given up */
+        step(plan); /* it finds the call given up */
         stop_driving(plan);
     }
     pthread_mutex_lock(&plan->lock);

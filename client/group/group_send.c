@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sending: the lane's send descriptor lies in the same pooled buffer as the frame, so a send
- * allocates nothing of its own. */
+/* Sends frames. The lane's send descriptor is in the same pooled buffer as the frame, so a send
+ * allocates nothing. */
 #include <string.h>
 
 #include "base/check.h"
@@ -99,7 +99,7 @@ ep_err ep_group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *t
     s->send.parts[0] = (ep_send_part){data, taken_buffer->bytes - SEND_BYTES};
     s->send.parts_count = 1;
     s->send.done = send_done;
-    s->send.done_inside = true; /* whoever sends does not hold the group's lock */
+    s->send.done_inside = true; /* allowed, since senders do not hold the group's lock */
     pthread_mutex_lock(&group->lock);
     group->sends_in_flight++;
     pthread_mutex_unlock(&group->lock);
@@ -143,7 +143,7 @@ void ep_group_send_text(group_link *link, ep_group_frame_kind kind, uint32_t gen
                         uint64_t number, ep_err code, const char *text)
 {
     ep_group_frame frame = {.kind = kind, .generation = generation, .number = number};
-    /* when it fails, the deadline of the others tells them */
+    /* after a failure the others' calls end at their deadline */
     ep_group_send_text_as(link, &frame, code, text);
 }
 

@@ -49,8 +49,8 @@ static ep_err stage_all(ep_group_stage *stage, const staged_tensor *tensors, siz
 ep_err ep_group_stage_dispatch(ep_group_stage *stage, ep_moe_dispatch_args *args,
                                ep_error *out_error)
 {
-    /* Copied in first: results that the operator writes only a part of, so that the rest of the
-     * caller's tensor stays; and scales that this mode does not write. */
+    /* Results that the operator writes only in part are copied in first, so that the rest of the
+     * caller's tensor stays; scales too if this mode does not write them. */
     const uint32_t scales_ways = args->quant_mode == 2 ? EP_STAGE_OUT | EP_STAGE_ROWS : EP_STAGE_IN;
     const staged_tensor tensors[] = {
         {"x", &args->x, EP_STAGE_IN},
@@ -100,7 +100,7 @@ ep_err ep_group_stage_combine(ep_group_stage *stage, ep_moe_combine_args *args,
     return stage_all(stage, tensors, EP_ARRAY_COUNT(tensors), out_error);
 }
 
-/* A copy that may still be under way keeps its memory for good. */
+/* Waits for copies. If one may still be under way afterwards, its memory is never freed. */
 static ep_err wait_for_copies(ep_stage *stage, ep_acl_stream stream, uint64_t deadline_us,
                               ep_error *out_error)
 {
@@ -126,7 +126,7 @@ static ep_err copy(ep_stage *stage, uint32_t way, size_t rows, uint64_t deadline
     ep_acl_stream stream = (ep_acl_stream)(uintptr_t)stage->sync_handle;
     ep_error error;
     const ep_err enqueued = ep_stage_copy(stage, way, rows, stream, &error);
-    /* of those before a failure, too */
+    /* waits also for copies that were enqueued before a failure */
     const ep_err waited = wait_for_copies(stage, stream, deadline_us, out_error);
     if (enqueued != EP_OK && out_error != NULL) {
         *out_error = error;

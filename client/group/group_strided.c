@@ -15,7 +15,7 @@ void ep_strided_begin(ep_strided *strided)
     strided->parts_count = 0;
 }
 
-/* Absent, empty, or wrong in a way that ep_tensor_check names. */
+/* Absent, empty, or invalid in a way that ep_tensor_check reports. */
 static bool is_nothing(const ep_tensor *tensor)
 {
     bool is_wrong = tensor->rank == 0 || tensor->rank > EP_TENSOR_RANK_MAX ||
@@ -27,13 +27,13 @@ static bool is_nothing(const ep_tensor *tensor)
     return is_wrong;
 }
 
-/* In the form that ep_tensor_check takes. */
+/* Whether ep_tensor_check accepts its strides. */
 static bool is_dense(const ep_tensor *tensor)
 {
     bool is_all = true;
     int64_t step = (int64_t)ep_dtype_bytes(tensor->dtype);
     for (uint32_t i = tensor->rank; i-- > 0;) {
-        bool is_row = i == 0 && tensor->rank > 1; /* rows may lie anywhere, one after the other */
+        bool is_row = i == 0 && tensor->rank > 1; /* rows may have any stride */
         bool is_good = is_row && tensor->rank == 2 ? tensor->stride_bytes[i] >= 0
                                                    : tensor->stride_bytes[i] == step;
         is_all = is_all && (is_good || tensor->shape[i] == 1);
@@ -47,8 +47,8 @@ static uint64_t distance(int64_t stride)
     return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
 }
 
-/* Each element of a result has a place of its own: dimensions, taken from the nearest steps to the
- * widest, do not reach into the next one's step. */
+/* Whether elements of a result overlap: taking dimensions from the smallest stride to the largest,
+ * some stride is smaller than the reach of those before it. */
 static bool overlaps(const ep_tensor *tensor)
 {
     uint64_t reach = ep_dtype_bytes(tensor->dtype);
@@ -138,7 +138,7 @@ ep_err ep_strided_place(ep_strided *strided, ep_error *out_error)
     }
     for (uint32_t i = 0; i < strided->parts_count; i++) {
         set_dense(strided->parts[i].tensor, strided->memory + strided->parts[i].offset);
-        strided->parts[i].tensor = NULL; /* the caller's, who may be done with it */
+        strided->parts[i].tensor = NULL; /* the caller's, which may be gone later */
     }
     return EP_OK;
 }
@@ -153,7 +153,7 @@ static void copy_line(uint8_t *sparse, int64_t stride, uint8_t *dense, size_t el
     }
 }
 
-/* All lines of the innermost dimension, like a counter with a digit per dimension. */
+/* Copies all lines of the innermost dimension, with a counter that has a digit per dimension. */
 static void copy_part(const ep_tensor *t, uint8_t *dense, int64_t rows, bool back)
 {
     const uint32_t last = t->rank - 1;
@@ -184,7 +184,7 @@ void ep_strided_copy(const ep_strided *strided, uint32_t way, size_t rows_max)
         if ((part->ways & EP_STAGE_ROWS) != 0 && (uint64_t)rows > rows_max) {
             rows = (int64_t)rows_max;
         }
-        /* of such the operator may write a part: the rest stays what it is */
+        /* the operator may write only a part of these, and the rest must stay */
         const bool is_kept =
             way == EP_STAGE_IN && part->sparse.rank == 1 && (part->ways & EP_STAGE_OUT) != 0;
         if ((part->ways & way) != 0 || is_kept) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tensors of the group API with any strides (group.h): dense memory stands for those whose elements
- * have gaps between them, run backwards or repeat. It is gathered before the operator reads it, and
- * spread into the caller's after the operator has written it.
+ * Tensors of the group API with any strides (group.h). Those whose elements have gaps, run
+ * backwards or repeat are replaced by dense memory: gathered before the operator reads it,
+ * scattered after the operator has written it.
  *
- * Use        zeroed first. For each set of tensors: begin, add each, place; then copy. It keeps its
- *            memory for the next set; fini frees it.
+ * Use        zero it first. For each set of tensors call begin, add each, place, then copy. Memory
+ *            is kept for the next set; fini frees it.
  * Threads    one at a time.
  */
 #ifndef EP_CLIENT_GROUP_STRIDED_H
@@ -14,7 +14,7 @@
 #include "common/device_stage.h"
 
 typedef struct ep_strided_part {
-    ep_tensor *tensor; /* becomes the dense one in ep_strided_place; then NULL */
+    ep_tensor *tensor; /* replaced in ep_strided_place; NULL afterwards */
     ep_tensor sparse;  /* the caller's */
     uint32_t ways;     /* EP_STAGE_IN, _OUT, _ROWS (common/device_stage.h) */
     size_t offset;     /* in memory */
@@ -28,15 +28,15 @@ typedef struct ep_strided {
 } ep_strided;
 
 void ep_strided_begin(ep_strided *strided);
-/* A host tensor. One that is dense inside a row stays as it is; so does one that is not valid,
- * which ep_tensor_check names later. Errors: INVALID_ARGUMENT (a result whose elements overlap). */
+/* Adds a host tensor. One with dense rows is left as it is, and so is an invalid one, which
+ * ep_tensor_check reports later. Errors: INVALID_ARGUMENT (a result whose elements overlap). */
 ep_err ep_strided_add(ep_strided *strided, const char *name, ep_tensor *tensor, uint32_t ways,
                       ep_error *out_error);
-/* Makes the tensors that were added dense ones in its memory. Errors: NO_MEMORY. */
+/* Replaces the added tensors by dense ones. Errors: NO_MEMORY. */
 ep_err ep_strided_place(ep_strided *strided, ep_error *out_error);
-/* way EP_STAGE_IN: inputs go to the dense memory, and results of one dimension, of which the
- * operator may write only a part. EP_STAGE_OUT: results go back. Of parts with EP_STAGE_ROWS the
- * first rows_max rows. */
+/* way EP_STAGE_IN: gathers inputs, and results of one dimension, of which the operator may write
+ * only a part. EP_STAGE_OUT: scatters results. Of parts with EP_STAGE_ROWS only the first rows_max
+ * rows. */
 void ep_strided_copy(const ep_strided *strided, uint32_t way, size_t rows_max);
 void ep_strided_fini(ep_strided *strided);
 

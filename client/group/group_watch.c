@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The thread of a group that calls back: it sleeps until a watched call is over. */
+/* The thread of a group that calls back. It sleeps until a watched call is over. */
 #include <signal.h>
 #include <string.h>
 
 #include "group/group_core.h"
 
-/* A watched call that is over; NULL: none, and *out_next_ns is when one will be at the latest. Lock
+/* A watched call that is over; NULL: none, and *out_next_ns is the latest time of the next. Lock
  * held. */
 static group_op *next_over(ep_group *group, uint64_t *out_next_ns)
 {
@@ -33,7 +33,7 @@ static void *watcher_main(void *of)
             const group_watch *watch = op->watch;
             void *arg = op->watch_arg;
             op->watch = NULL;
-            if (watch->take(arg)) { /* it stays until this thread lets it go */
+            if (watch->take(arg)) { /* the plan stays until this thread stops driving */
                 pthread_mutex_unlock(&group->lock);
                 watch->over(arg);
                 pthread_mutex_lock(&group->lock);
@@ -55,7 +55,7 @@ ep_err ep_group_watch_start(ep_group *group, ep_error *out_error)
     int failure = 0;
     pthread_mutex_lock(&group->lock);
     if (!group->has_watcher) {
-        sigfillset(&blocked); /* the program's signals stay with the program's threads */
+        sigfillset(&blocked); /* signals are handled by the program's threads */
         pthread_sigmask(SIG_SETMASK, &blocked, &old);
         failure = pthread_create(&group->watcher, NULL, watcher_main, group);
         pthread_sigmask(SIG_SETMASK, &old, NULL);
