@@ -17,7 +17,7 @@
 #define WORDS_TEXT_BYTES 256
 #define OPTION_BYTES 64
 #define KEY_FIRST 0x200 /* + index of the row */
-/* of all commands, twice */
+/* room for all commands twice */
 #define ROWS_MAX 1536
 #define TABLES_MAX 512
 
@@ -33,7 +33,7 @@ uint64_t ep_cli_arg_whole(struct argp_state *state, const char *option, const ch
     return value;
 }
 
-/* Read as f32 directly: the nearest float of the text. */
+/* Read as f32 directly, which gives the float nearest to the text. */
 static float arg_float(struct argp_state *state, const char *option, const char *text, float min,
                        float max)
 {
@@ -212,14 +212,14 @@ static error_t parse_used(int key, char *arg, struct argp_state *state)
     return ep_cli_options_parse(state->input, key, arg, state);
 }
 
-/* A table is asked for a few times in a process, so none is freed. */
+/* Made only a few times in a process, so never freed. */
 static const struct argp_option *argp_rows(const ep_cli_options *options)
 {
     static struct argp_option rows[ROWS_MAX];
     static size_t used;
     struct argp_option *out = &rows[used];
     if (options->count == 0) {
-        return NULL; /* of an empty table argp's help leaks */
+        return NULL; /* argp's help leaks memory for an empty table */
     }
     used += options->count + 1; /* a row of zeros ends them */
     EP_ASSERT(used <= ROWS_MAX);

@@ -107,7 +107,7 @@ static bool is_choice(const char *name)
     return strcmp(name, "expert_ids") == 0 || strcmp(name, "expert_scales") == 0;
 }
 
-/* Whether a name has a row for tensors of this rank. */
+/* Whether ep_moe_args has a tensor of this name and rank. */
 static bool is_form(const char *name, uint32_t rank)
 {
     ep_moe_tensor row;
@@ -119,7 +119,7 @@ static bool is_form(const char *name, uint32_t rank)
     return false;
 }
 
-/* What a batch may have beside x and its choice. */
+/* Reads the optional tensors. */
 static ep_err read_optional(const ep_safetensors *file, const char *path, ep_cli_batch *batch,
                             ep_error *out_error)
 {
@@ -129,7 +129,7 @@ static ep_err read_optional(const ep_safetensors *file, const char *path, ep_cli
         const ep_safetensors_tensor *tensor = ep_safetensors_find(file, row.name);
         ep_tensor *out_tensor = ep_moe_tensor_of(&row, &batch->args);
         const uint32_t rank = (uint32_t)strlen(row.dims);
-        const bool is_scales = strcmp(row.name, "x_scales") == 0; /* of x in i8 alone */
+        const bool is_scales = strcmp(row.name, "x_scales") == 0; /* only with x in i8 */
         if (tensor == NULL || out_tensor->rank != 0 || is_choice(row.name) || is_scales ||
             (tensor->rank != rank && is_form(row.name, tensor->rank))) {
             continue;
@@ -194,13 +194,13 @@ static bool is_known(const char *name)
     return found;
 }
 
-/* A misspelt optional tensor would go unnoticed. */
+/* Notes unused tensors, since a misspelt optional one would go unnoticed. */
 static void note_ignored(const ep_safetensors *file, ep_cli_batch *batch)
 {
     size_t used = 0;
     for (size_t i = 0; i < ep_safetensors_count(file) && used < sizeof(batch->ignored); i++) {
         const char *name = ep_safetensors_at(file, i)->name;
-        /* x is no i8 */
+        /* useless because x is not i8 */
         bool is_useless = strcmp(name, "x_scales") == 0 && batch->args.x_scales.rank == 0;
         if (is_useless || !is_known(name)) {
             used += (size_t)snprintf(batch->ignored + used, sizeof(batch->ignored) - used, "%s%s",

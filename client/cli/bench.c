@@ -19,7 +19,7 @@ typedef struct bench_shared {
     const ep_layer_desc *layer;
     pthread_mutex_t lock; /* guards warm_count, go and end_ns */
     pthread_cond_t changed;
-    uint32_t warm_count; /* threads that made their first call */
+    uint32_t warm_count; /* threads that have made their first call */
     bool go;
     uint64_t end_ns;
     bool stop; /* atomic: a call failed, or a thread could not be started */
@@ -44,7 +44,7 @@ static void fill_row(int32_t *ids, float *scales, uint32_t top_k, uint32_t exper
 {
     for (uint32_t k = 0; k < top_k; k++) {
         bool again = true;
-        while (again) { /* K <= E: a free one is found */
+        while (again) { /* ends, since K <= E */
             ids[k] = (int32_t)(ep_splitmix64(state) % experts);
             again = false;
             for (uint32_t j = 0; j < k; j++) {
@@ -140,7 +140,7 @@ static void count_call(ep_cli_bench_result *sums, const ep_moe_result *result)
     sums->comm_whys[result->comm_why]++;
 }
 
-/* Waits until all threads are warm; the time at which to end. */
+/* Waits until all threads are warm; returns the time at which to end. */
 static uint64_t wait_for_go(bench_shared *shared)
 {
     pthread_mutex_lock(&shared->lock);
@@ -159,7 +159,7 @@ static void *thread_main(void *arg)
     bench_thread *self = arg;
     bench_shared *shared = self->shared;
     ep_moe_result result;
-    /* connections and buffers are there before the clock counts */
+    /* makes connections and buffers before the measurement */
     bool good = call_once(self, 0, &result);
     uint64_t end_ns = wait_for_go(shared);
     for (uint64_t turn = 1; good && !__atomic_load_n(&shared->stop, __ATOMIC_RELAXED); turn++) {
@@ -176,7 +176,7 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-/* Starts all, lets them go together, joins them. Gives the time they ran. */
+/* Starts all threads, releases them together and joins them; *out_elapsed_us: the time they ran. */
 static ep_err run_threads(bench_shared *shared, bench_thread *threads, uint64_t *out_elapsed_us,
                           ep_error *out_error)
 {
@@ -226,7 +226,7 @@ static ep_err prepare(bench_shared *shared, bench_thread *threads, ep_error *out
     return EP_OK;
 }
 
-/* Adds up what the threads did; the first error counts. */
+/* Adds up the threads' results; the first error counts. */
 static ep_err collect(const bench_thread *threads, uint32_t count, ep_cli_bench_result *result,
                       ep_error *out_error)
 {

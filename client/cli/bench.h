@@ -67,13 +67,13 @@ bool ep_cli_bench_batch_fill(ep_cli_bench_batch *out_batch, const ep_layer_desc 
                              uint32_t tokens, uint32_t top_k, uint64_t seed);
 void ep_cli_bench_batch_free(ep_cli_bench_batch *batch);
 
-/* The layer that the request names; top_k 0 becomes the layer's. Errors: NOT_FOUND,
- * INVALID_ARGUMENT (more experts per token than it has). */
+/* Finds the requested layer; top_k 0 becomes the layer's. Errors: NOT_FOUND, INVALID_ARGUMENT (more
+ * experts per token than it has). */
 ep_err ep_cli_bench_find_layer(ep_client *client, ep_cli_bench_request *request,
                                ep_layer_desc *out_layer, ep_error *out_error);
 
-/* The first failed call ends it. Errors: those of ep_moe_forward, NO_MEMORY. *out_result:
- * ep_latency_fini in every case. */
+/* The first failed call ends the run. Errors: those of ep_moe_forward, NO_MEMORY. Call
+ * ep_latency_fini on the result's latency in any case. */
 ep_err ep_cli_bench_run(ep_client *client, const ep_cli_bench_request *request,
                         const ep_layer_desc *layer, ep_cli_bench_result *out_result,
                         ep_error *out_error);

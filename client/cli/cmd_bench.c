@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl bench: what a layer of the running service does per second. */
+/* expertctl bench: measures a layer of the running service. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -125,7 +125,7 @@ static json_t *nodes_json(ep_client *client)
     return nodes;
 }
 
-/* What comm_alg auto chose, and why. */
+/* The choices of comm_alg auto and their reasons. */
 static json_t *choice_json(const ep_cli_bench_result *result)
 {
     json_t *whys = json_object();
@@ -271,7 +271,7 @@ static bool print_waits(ep_client *client, FILE *out)
     return print_and_free(table, out);
 }
 
-/* The waits are the client's, calls before the clock started included. Sorts the latencies. */
+/* The waits are the client's and include calls before the measurement. Sorts the latencies. */
 static bool print_result(const ep_cli_bench_request *request, ep_cli_bench_result *result,
                          ep_client *client, ep_cli_format format, FILE *out)
 {

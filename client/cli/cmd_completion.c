@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl completion: a script that teaches a shell our verbs and options; and the man page,
- * which is made of the same table. */
+/* expertctl completion: a script for a shell's completion; and the man page, which is made of the
+ * same table. */
 #include "base/check.h"
 #include "command_table.h"
 #include "expertd/client.h"
@@ -27,7 +27,7 @@ static ep_usage_command usage_of(const ep_cli_command *command, const char *pare
     return (ep_usage_command){command->name, command->help, ep_cli_command_argp(command), parent};
 }
 
-/* All commands, their verbs behind each, and help. Returns how many there are. */
+/* Lists all commands, each followed by its verbs, and help. Returns their number. */
 static size_t put_commands(const ep_cli_command *const *commands,
                            ep_usage_command out[COMMANDS_MAX])
 {

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl config: the options that are in force in a running program, and where each comes
- * from. */
+/* expertctl config: the options in force in a running program, and the origin of each. */
 #include <string.h>
 
 #include "command_table.h"
@@ -48,7 +47,7 @@ static bool print_table(const Expertd__V1__ConfigReply *reply)
         if (is_shown(entry)) {
             ep_cli_table_cell(table, "%s", entry->key);
             ep_cli_table_cell(table, "%s", entry->value[0] != '\0' ? entry->value : "-");
-            /* Which flag or variable says the key. */
+            /* A terminal gets a short origin; the key tells which flag or variable it is. */
             ep_cli_table_brief(table, entry->origin,
                                strncmp(entry->origin, "flag ", 5) == 0           ? "flag"
                                : strncmp(entry->origin, "environment ", 12) == 0 ? "environment"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl context: named sets of connection settings, so that a call needs no flags and says
- * which cluster it means. */
+/* expertctl context: named sets of connection settings, so that calls need no flags. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +30,7 @@ static const char *in_use(const ep_cli_contexts *contexts)
     return strcmp(name, EP_CLI_CONTEXT_NONE) == 0 ? "" : name;
 }
 
-/* What a call without --context does from now on. */
+/* Says which context a call without --context uses from now on. */
 static void say_current(const char *program, const char *current)
 {
     const char *name = getenv(CONTEXT_VARIABLE);
@@ -64,7 +63,7 @@ static const ep_cli_option add_rows[] = {
     {"use", 0, NULL, "It is in use from now on", 1, .flag = &wanted.use},
 };
 
-/* A context is used from other folders too. */
+/* Makes a path absolute, since a context is used from other folders too. */
 static bool complete_path(ep_cli_given *given, size_t index, ep_error *out_error)
 {
     char *path = realpath(given->texts[index], NULL);
@@ -105,7 +104,7 @@ static ep_err add_context(ep_cli_given *given, ep_error *out_error)
 
 static ep_err run_add(ep_cli_call *call, ep_error *out_error)
 {
-    static ep_cli_given given; /* the texts; the command's parser has checked them */
+    static ep_cli_given given; /* texts of the flags, which the command's parser has checked */
     if (!ep_cli_given_read(call->argp, call->argc, call->argv, &given)) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for options");
     }
@@ -155,7 +154,7 @@ static const ep_cli_command add_command = {
 
 /* ---- use, remove ---- */
 
-/* removes: forgets the context, else takes it into use. */
+/* removes: removes the context, else makes it the current one. */
 static ep_err change(ep_cli_call *call, bool removes, ep_error *out_error)
 {
     ep_cli_contexts *contexts = NULL;
@@ -218,7 +217,7 @@ static const ep_cli_command remove_command = {
 
 /* ---- list, show ---- */
 
-/* A file may say what no call takes: that is told here, not only when the context is used. */
+/* Warns of invalid URLs in the file here, not only when the context is used. */
 static void warn_of_urls(const char *program, const ep_cli_contexts *contexts, size_t index)
 {
     static const char *const flags[] = {"coordinator", "node", "admin"};

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl doctor: gathers what can be known of the service from here, and says what is wrong and
- * what to do. */
+/* expertctl doctor: gathers facts about the service and says what is wrong and what to do. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +17,7 @@
 static struct {
     const char *files[FILES_MAX];
     size_t files_count;
-    const char *program; /* NULL: by the file's name */
+    const char *program; /* NULL: chosen by the file's name */
 } wanted;
 
 static void take_file(struct argp_state *state, const char *option, char *text)
@@ -48,7 +47,7 @@ typedef struct gathered {
     ep_rpc_look *looks;
 } gathered;
 
-/* Unless its own words say what is wrong. */
+/* Looks at a port that did not answer, unless the error already says why. */
 static void look_at(const ep_cli_connect *connect, const char *url, const ep_error *error,
                     ep_rpc_look *out_look)
 {
@@ -152,7 +151,7 @@ static bool print_json(const ep_doctor_findings *findings)
                              stdout);
 }
 
-/* One line; on a terminal the advice begins a line of its own. */
+/* Prints a finding in one line; on a terminal the advice gets a line of its own. */
 static void print_finding(const ep_doctor_finding *finding, bool is_terminal)
 {
     const char *severity = ep_doctor_severity_words[finding->severity];

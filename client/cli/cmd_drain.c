@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl drain: a node gets rid of its experts while it serves on. */
+/* expertctl drain: moves a node's experts away while it keeps serving. */
 #include <string.h>
 #include <time.h>
 
@@ -12,7 +12,7 @@
 #define POLL_NS (500 * EP_NS_PER_MS)
 
 static struct {
-    const char *node; /* "" the program itself */
+    const char *node; /* "": the program itself */
     bool undo;
     bool wait;
 } wanted = {.node = ""};
@@ -47,7 +47,7 @@ static void pause_ns(uint64_t ns)
     nanosleep(&time, NULL);
 }
 
-/* A node that waits for its coordinator's word says "leaving" with what it holds itself. */
+/* Not done while the node has state "leaving": it still waits for its coordinator's answer. */
 static bool is_done(const Expertd__V1__DrainReply *reply)
 {
     return reply->copies_to_move == 0 && strcmp(reply->state, "leaving") != 0;
@@ -76,7 +76,7 @@ static void free_reply(Expertd__V1__DrainReply *reply)
     }
 }
 
-/* To stderr, when something changed; the end is told by print. */
+/* Reports changes to stderr; print reports the end. */
 static void report(const char *program, const Expertd__V1__DrainReply *before,
                    const Expertd__V1__DrainReply *now)
 {
@@ -90,7 +90,7 @@ static void report(const char *program, const Expertd__V1__DrainReply *before,
     }
 }
 
-/* Asks again until nothing is left. What was answered last goes to *out_reply. */
+/* Asks again until the node is drained; *out_reply: the last answer. */
 static ep_err wait_drained(const char *program, ep_cli_control *control,
                            Expertd__V1__DrainReply **out_reply, ep_error *out_error)
 {
@@ -102,7 +102,8 @@ static ep_err wait_drained(const char *program, ep_cli_control *control,
         bool is_away = err == EP_ERR_UNAVAILABLE || err == EP_ERR_CONNECTION_LOST ||
                        err == EP_ERR_DEADLINE_EXCEEDED;
         if (err != EP_OK && (*out_reply == NULL || !is_away)) {
-            return err; /* a program that has taken the order may restart and be asked again */
+            /* only for the first answer: later the program may restart and is asked again */
+            return err;
         }
         if (reply != NULL) {
             if (!is_done(reply)) {
@@ -154,7 +155,7 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     }
     ep_cli_control_close(control);
     if (err == EP_OK) {
-        /* drained, and experts lack copies */
+        /* failed with --wait: drained, but experts lack copies */
         call->failed = !print(reply) || (wanted.wait && reply->note[0] != '\0');
     }
     free_reply(reply);

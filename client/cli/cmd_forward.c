@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * expertctl forward: one MoE layer on a batch from a file, or on random tokens. Equal results give
- * byte-identical output files, whatever nodes, placement, mode and split.
+ * expertctl forward: runs one MoE layer on a batch from a file or on random tokens. Output files
+ * are byte-identical for any nodes, placement, mode and split.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@
 static const char *const mode_words[] = {"auto", "decode", "prefill"}; /* as ep_moe_mode */
 
 typedef struct forward_options {
-    const char *out;        /* NULL: y is not kept */
+    const char *out;        /* NULL: y is not written */
     uint32_t random_tokens; /* 0: a batch from a file */
     uint64_t seed;
     bool has_seed;
@@ -39,7 +39,7 @@ typedef struct forward_options {
 
 static forward_options wanted = {.seed = SEED_DEFAULT};
 
-/* Whom the calls go to, and how ids are made. */
+/* Where calls go, and how ids are made. */
 typedef struct forward_service {
     ep_client *client; /* or */
     ep_cli_gateway *gateway;
@@ -55,7 +55,7 @@ typedef struct forward_totals {
     uint64_t bytes_sent;
     uint64_t bytes_received;
     uint32_t nodes;
-    char node_names[NAMES_BYTES]; /* " a b"; "": the gateway does not tell */
+    char node_names[NAMES_BYTES]; /* " a b"; "": not known with a gateway */
     uint32_t y_crc;               /* CRC32C of y */
     ep_moe_result last;
 } forward_totals;
@@ -151,7 +151,7 @@ static ep_err run_part(const forward_service *service, const ep_cli_batch *batch
     ep_tensor part = ep_cli_tensor_rows(out, first, count);
     ep_tensor logits = ep_cli_tensor_rows(&batch->logits, first, count);
     ep_cli_layer_args(batch, first, count, &args);
-    args.want_timing = service->client != NULL; /* so that the nodes are known by name */
+    args.want_timing = service->client != NULL; /* for the names of the nodes */
     ep_gate_config gate = {0};
     if (service->gate != NULL) {
         gate = ep_cli_gate_config(service->gate, first, &args);
@@ -183,7 +183,7 @@ static ep_err run_parts(const forward_service *service, const forward_options *o
     int64_t first = 0;
     size_t part = 0;
     ep_err err;
-    do { /* once for T = 0 too */
+    do { /* also once for T = 0 */
         int64_t left = batch->tokens - first;
         int64_t count = options->split != NULL ? (int64_t)options->split[part]
                         : step < left          ? step
@@ -307,7 +307,7 @@ static bool print_totals(const forward_options *options, const ep_cli_batch *bat
     return ferror(stdout) == 0;
 }
 
-/* Those whose answers were used. */
+/* Names of the nodes whose answers were used. */
 static void read_node_names(ep_client *client, char out_names[NAMES_BYTES])
 {
     ep_client_node_waits waits = {.struct_bytes = sizeof(waits)};
@@ -320,7 +320,7 @@ static void read_node_names(ep_client *client, char out_names[NAMES_BYTES])
     }
 }
 
-/* out_y: allocated, also on an error where its data is not NULL. */
+/* out_y: free its data, also after an error. */
 static ep_err run_batch(const forward_options *options, const ep_cli_batch *batch,
                         forward_totals *totals, ep_tensor *out_y, ep_error *out_error)
 {
@@ -358,7 +358,7 @@ static ep_err run_batch(const forward_options *options, const ep_cli_batch *batc
     return err;
 }
 
-/* 0, or the exit code after saying what is wrong. */
+/* Prints what is wrong and returns the exit code; 0: nothing. */
 static int check_batch(const char *program, const forward_options *options,
                        const ep_cli_batch *batch)
 {
@@ -385,7 +385,7 @@ static int check_batch(const char *program, const forward_options *options,
 
 /* ---- random tokens ---- */
 
-/* For the layer that the options name; its shape is asked for. */
+/* Makes random tokens for the layer in the options, after asking for its shape. */
 static ep_err make_random(const ep_cli_connect *connect, const ep_moe_args *args, uint32_t tokens,
                           uint64_t seed, ep_cli_batch *out_batch, ep_error *out_error)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl frame: finds the verb; and frame list, the methods this program knows. */
+/* expertctl frame, and its verb list: the methods that this program knows. */
 #include "cmd_frame.h"
 
 /* ---- list ---- */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl frame decode: a frame's fixed part and message as JSON, its tensors as a file. */
+/* expertctl frame decode: writes a frame's fixed part and message as JSON, its tensors as a
+ * file. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -115,7 +116,8 @@ static ep_err check_frame(const char *name, frame_file *file, ep_error *out_erro
         return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s has %zu bytes, its frame says %zu",
                             name, file->bytes, frame_bytes);
     }
-    /* 0: the maker had it off. A payload whose CRC is 0 passes unchecked, once in 4 billion. */
+    /* A CRC of 0 means that the sender had it off; one payload in 4 billion has this CRC and is not
+     * checked. */
     err = ep_rpc_payload_check(&file->frame, file->data, file->frame.payload_crc != 0, out_error);
     return err != EP_OK ? ep_error_prefix(out_error, err, "%s", name) : EP_OK;
 }
@@ -194,8 +196,7 @@ static json_t *metadata_to_json(const Expertd__V1__CallHeader *header)
     return list;
 }
 
-/* Adds "message", for requests "metadata", for errors "error". out_status: what the service
- * said. */
+/* Adds "message", for requests "metadata", for errors "error". out_status: the service's error. */
 static ep_err add_payload(const frame_file *file, const ep_rpc_method *method,
                           ep_rpc_budget *budget, json_t *json, ep_error *out_status,
                           ep_error *out_error)
@@ -274,7 +275,8 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     }
     free(file.data);
     if (err != EP_OK || status.code != EP_OK) {
-        /* what a service said of a deadline is not that ours is over */
+        /* always exit code 1: a service's DEADLINE_EXCEEDED does not mean that this program's time
+         * is over */
         ep_cli_fail(call->program, err != EP_OK ? out_error : &status);
         call->failed = true;
     }

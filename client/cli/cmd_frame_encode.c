@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl frame encode: a request frame as a file, from JSON and tensors or from a batch. */
+/* expertctl frame encode: writes a request frame to a file, from JSON and tensors or from a
+ * batch. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -28,7 +29,7 @@ typedef struct encode_options {
     const char *json;
     const char *json_file;
     const char *tensors; /* NULL none */
-    /* of a safetensors file; none: tensors is the section itself */
+    /* in a safetensors file; none: the file tensors is the section itself */
     const char *tensor_names[TENSORS_MAX];
     size_t tensor_names_count;
     ep_rpc_metadata metadata[METADATA_MAX + 2]; /* room for token and tenant */
@@ -185,7 +186,7 @@ static size_t aligned(size_t offset)
     return (offset + EP_FRAME_ALIGN - 1) & ~(size_t)(EP_FRAME_ALIGN - 1);
 }
 
-/* The named tensors one after the other, each at the next multiple of 64. */
+/* Reads the named tensors, each to the next multiple of 64. */
 static ep_err read_named(const encode_options *options, const ep_safetensors *file,
                          ep_buffer_pool *pool, ep_buffer **out_tensors, ep_error *out_error)
 {
@@ -259,7 +260,7 @@ static ep_err write_parts(const encode_options *options, const ep_rpc_out *out, 
                                strerror(reason));
 }
 
-/* Takes tensors in every case. */
+/* Takes the tensors in any case. */
 static ep_err write_frame(const encode_options *options, const ProtobufCMessage *message,
                           ep_buffer_pool *pool, ep_buffer *taken_tensors, ep_error *out_error)
 {

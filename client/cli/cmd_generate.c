@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl generate: text from a byte-level model whose experts are the service's. stdout carries
- * the text and nothing else. */
+/* expertctl generate: generates text with a byte-level model whose experts are in the service. Only
+ * the text goes to stdout. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -16,7 +16,7 @@
 #define BYTES_DEFAULT 128
 #define SEED_DEFAULT 1
 #define TEMPERATURE_DEFAULT 0.7f
-/* for the report only: a dead node is not waited for long */
+/* short, since it is only for the report */
 #define NODE_STATUS_TIMEOUT_US 1000000u
 
 #define REPORT_NONE 2 /* begins as ep_cli_format */
@@ -35,13 +35,13 @@ typedef struct generate_options {
 static generate_options wanted = {
     .request = {.bytes = BYTES_DEFAULT, .seed = SEED_DEFAULT, .temperature = TEMPERATURE_DEFAULT}};
 
-/* One of the two makes the layer calls. */
+/* One of the two is set and makes the layer calls. */
 typedef struct service {
     ep_client *client;
     ep_cli_gateway *gateway;
 } service;
 
-/* The children have seen everything. */
+/* Called when all options have been read. */
 static void check(struct argp_state *state)
 {
     ep_cli_gateway_check(state, wanted.gateway);
@@ -86,7 +86,7 @@ static ep_err open_out(const generate_options *options, FILE **out_file, ep_erro
     return *out_file == NULL ? file_error(options->out, "create", out_error) : EP_OK;
 }
 
-/* Flushes, and closes what open_out opened. */
+/* Flushes out, and closes it if open_out opened it. */
 static ep_err close_out(const generate_options *options, FILE *out, ep_error *out_error)
 {
     bool good = options->out != NULL ? fclose(out) == 0 : fflush(out) == 0;
@@ -95,7 +95,8 @@ static ep_err close_out(const generate_options *options, FILE *out, ep_error *ou
                              out_error);
 }
 
-/* Streamed, or written as a whole once it is there: a failure then leaves no file. */
+/* Streams the text, or writes it to a file when it is complete, so that a failure leaves no
+ * file. */
 static ep_err generate_text(const generate_options *options, const service *to,
                             ep_dense_model *model, ep_cli_generate_result *result,
                             ep_error *out_error)
@@ -112,7 +113,7 @@ static ep_err generate_text(const generate_options *options, const service *to,
     if (err == EP_OK && !options->stream) {
         err = open_out(options, &out, out_error);
         if (err == EP_OK) {
-            /* a failure shows when it is closed */
+            /* close_out reports a failure */
             fwrite(result->text, 1, result->text_bytes, out);
         }
     }
@@ -266,8 +267,8 @@ static ep_err write_report(const generate_options *options, const generate_repor
                              "write", out_error);
 }
 
-/* A newer list replaces the one from the start; when the coordinator is gone, the old one still
- * says whom to ask. */
+/* Replaces the list from the start by a newer one, or keeps it if the coordinator is gone, and asks
+ * its nodes. */
 static void ask_nodes(ep_cli_control *control, const ep_cli_connect *connect,
                       ep_cli_node_list *list)
 {
@@ -284,16 +285,15 @@ static ep_err run_connected(const generate_options *options, const service *to,
 {
     ep_cli_generate_result result = {0};
     ep_cli_node_list nodes = {0};
-    /* The gateway checks name, version (which stands for all shapes) and layer of each call
-     * itself. */
+    /* The gateway itself checks name, version (which implies all shapes) and layer of each call. */
     ep_err err = to->client != NULL
                      ? ep_cli_generate_match(to->client, &options->request, model, out_error)
                      : EP_OK;
     if (err != EP_OK) {
         return err;
     }
-    ep_cli_node_list_read(control, &ep_cli_peer, &nodes, NULL); /* for the report: without it
-                                                                        the list is empty */
+    /* only for the report: on an error the list is empty */
+    ep_cli_node_list_read(control, &ep_cli_peer, &nodes, NULL);
     err = generate_text(options, to, model, &result, out_error);
     if (err == EP_OK && options->report != REPORT_NONE) {
         generate_report report = {&options->request, &result, &nodes};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl model show: what a model's layers are, as the service has them or a checkpoint. */
+/* expertctl model show: a model's layers, from the service or from a checkpoint. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,13 +42,13 @@ static void check(struct argp_state *state)
     }
 }
 
-/* What is printed, of either. */
+/* The output, either table or JSON. */
 typedef struct listing {
     ep_cli_table *table;
     json_t *models;
 } listing;
 
-/* As few digits as tell it from every other. */
+/* Writes the fewest digits that identify the float. */
 static void number_cell(ep_cli_table *table, const ep_layer_shape *shape, float number)
 {
     char text[32];
@@ -110,7 +110,7 @@ static json_t *add_model(listing *list, const char *model, const char *version)
                           json_pack("{s:o, s:o, s:O}", "model",
                                     model != NULL ? ep_cli_json_text(model) : json_null(),
                                     "version", ep_cli_json_text(version), "layers", layers));
-    json_decref(layers); /* the list has it */
+    json_decref(layers); /* kept by the list */
     return layers;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl plan: what the placement solver would do. */
+/* expertctl plan: shows what the placement solver would do. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -334,7 +334,7 @@ static ep_err check_one_model(const Expertd__V1__PlanReply *reply, ep_error *out
     return EP_OK;
 }
 
-/* Who reads the map knows devices by number. */
+/* Says which node is which device, since the map has only device numbers. */
 static void say_written(const char *program, const char *file, const Expertd__V1__PlanReply *reply,
                         const ep_expert_map *map)
 {

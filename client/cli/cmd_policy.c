@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl policy: what operators set for the whole service while it runs. */
+/* expertctl policy: shows and sets the policy of the service. */
 #include <inttypes.h>
 #include <pwd.h>
 #include <stdio.h>
@@ -14,7 +14,8 @@
 #define CHANGES_MAX 16
 #define TEXT_BYTES 128
 #define POLL_NS_MIN (20 * EP_NS_PER_MS)
-#define POLL_NS_MAX (500 * EP_NS_PER_MS) /* each question is a line in the coordinator's log */
+/* not shorter, since each question is a line in the coordinator's log */
+#define POLL_NS_MAX (500 * EP_NS_PER_MS)
 
 static struct {
     bool has_expect_revision;
@@ -127,7 +128,7 @@ static bool print_table(const Expertd__V1__PolicyReply *reply)
     return good;
 }
 
-/* What was asked for, as it is now. */
+/* Prints the changed keys with their present values. */
 static void print_changes(const char *program, const Expertd__V1__PolicyReply *reply)
 {
     for (size_t c = 0; c < wanted.count; c++) {
@@ -149,7 +150,7 @@ static void print_changes(const char *program, const Expertd__V1__PolicyReply *r
 
 /* ---- asking ---- */
 
-/* For whoever reads the policy later; the coordinator takes it as it is said. */
+/* The text of "who" in the policy; the coordinator does not verify it. */
 static void say_who(char *out, size_t bytes)
 {
     char host[64] = "";

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl reload: a program reads its configuration again, as on SIGHUP. */
+/* expertctl reload: makes a program read its configuration again, as SIGHUP does. */
 #include "command_table.h"
 #include "control.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl rpc list: the services and methods a program offers. */
+/* expertctl rpc list: the services and methods that a program offers. */
 #include <string.h>
 
 #include "command_table.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl stats: how evenly the load of each layer falls on its experts. */
+/* expertctl stats: how evenly each layer's load is spread over its experts. */
 #include <inttypes.h>
 
 #include "command_table.h"

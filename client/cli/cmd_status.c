@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl status: is the service healthy, and what does it consist of. */
+/* expertctl status: whether the service is healthy, and its parts. */
 #include "command_table.h"
 #include "origin.h"
 #include "status.h"
@@ -17,7 +17,7 @@ static ep_err run_cluster(ep_cli_call *call, ep_cli_control *control, ep_error *
     }
     const Expertd__V1__ClusterStatusReply *cluster =
         (const Expertd__V1__ClusterStatusReply *)message;
-    /* Before the first epoch a watch would have nothing to say. */
+    /* Before the first epoch there is no table to read. */
     if (cluster->epoch != NULL && cluster->epoch->number > 0) {
         err = ep_cli_placement_read(control, &ep_cli_peer, &table, out_error);
     }
@@ -32,7 +32,7 @@ static ep_err run_cluster(ep_cli_call *call, ep_cli_control *control, ep_error *
     return err;
 }
 
-/* Nobody answered: that is the error of the first one. */
+/* Whether no node has answered; the command then fails with the first one's error. */
 static bool none_answered(const ep_cli_node_list *nodes)
 {
     for (size_t i = 0; i < nodes->count; i++) {

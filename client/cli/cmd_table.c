@@ -125,7 +125,7 @@ static bool print_table(const ep_routing_table *table)
     return good;
 }
 
-/* Naming a model, version or layer that is not there is an error, not an empty table. */
+/* The error if the named model, version or layer does not exist. */
 static ep_err check_filter(const ep_routing_table *table, ep_error *out_error)
 {
     for (uint32_t l = 0; l < table->layers_count; l++) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl top: what the nodes do, again and again. */
+/* expertctl top: shows the nodes' work repeatedly. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -12,7 +12,7 @@
 
 #define INTERVAL_US_DEFAULT 1000000u
 #define HOTTEST_DEFAULT 8
-/* a node that takes longer, and longer than the interval, is silent in that view */
+/* a node that takes longer than this and the interval counts as silent in the view */
 #define ANSWER_US_MIN 2000000u
 
 static struct {
@@ -30,7 +30,7 @@ static const ep_cli_option rows[] = {
      .u64 = &wanted.hottest, .min = 1, .max = EP_TOP_HOTTEST_MAX},
 };
 
-/* The coordinator is gone: the nodes of the last sample, by the addresses they had. */
+/* When the coordinator is gone: the nodes of the last sample, by their addresses. */
 static ep_err nodes_of(const ep_top_sample *last, ep_cli_node_list *out_nodes, ep_error *out_error)
 {
     const char **urls = calloc(last->nodes.count + 1, sizeof(*urls));
@@ -60,7 +60,7 @@ static void ask_statistics(ep_cli_control *control, const ep_cli_connect *connec
     sample->statistics = (Expertd__V1__StatisticsReply *)message;
 }
 
-/* last NULL: the first sample, for which a coordinator that is not there is an error. */
+/* Takes a sample. last NULL: it is the first one, for which a missing coordinator is an error. */
 static ep_err take(ep_cli_control *control, const ep_cli_connect *connect,
                    const ep_top_sample *last, ep_top_sample *out_sample, ep_error *out_error)
 {
@@ -88,9 +88,9 @@ static ep_err take(ep_cli_control *control, const ep_cli_connect *connect,
 /* ---- the views ---- */
 
 typedef struct watch_state {
-    bool draws; /* on an open terminal; else views follow one another */
+    bool draws; /* draws on an open terminal; else prints one view after the other */
     bool ended;
-    bool good; /* what was printed */
+    bool good; /* printing has not failed */
     ep_top_sample before;
     ep_top_sample now; /* shown */
     ep_top_view view;
@@ -144,7 +144,7 @@ static void scroll(watch_state *state, ep_cli_event event)
     }
 }
 
-/* Takes events until then, or the end. */
+/* Handles events until until_ns or the end. */
 static void wait_until(watch_state *state, uint64_t until_ns)
 {
     for (ep_cli_event event;
@@ -159,7 +159,7 @@ static void wait_until(watch_state *state, uint64_t until_ns)
     }
 }
 
-/* While answers are waited for. */
+/* Called while answers are awaited. */
 static bool is_over(void *arg)
 {
     watch_state *state = arg;

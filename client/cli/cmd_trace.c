@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl trace: finds the verb. */
+/* expertctl trace, whose verbs are in other files. */
 #include "cmd_trace.h"
 
 static const ep_cli_command *const verbs[] = {

@@ -26,8 +26,8 @@ typedef struct record_options {
     char dir[PATH_TEXT_BYTES];
     uint32_t subbuf_kib;
     uint32_t subbufs;
-    char *const *command; /* NULL: for duration_us */
-    int verb;             /* of snapshot */
+    char *const *command; /* NULL: record for duration_us */
+    int verb;             /* snapshot's verb */
 } record_options;
 
 static record_options wanted = {.duration_us = 5000000, .verb = -1};
@@ -92,7 +92,7 @@ static void nobody_had_events(const char *program, int providers)
                     "all users).\n");
 }
 
-/* Reads the recording back: what is in it, and whether it can be read at all. */
+/* Reads the recording back to say what is in it, and whether it can be read. */
 static ep_err summarise(ep_cli_call *call, int providers, ep_error *out_error)
 {
     const char *dir = wanted.dir;
@@ -235,7 +235,7 @@ static const ep_cli_option snapshot_rows[] = {
 static ep_err snapshot_start(ep_error *out_error)
 {
     ep_cli_session session;
-    /* where a take without a folder would write; stays empty */
+    /* where a take without a folder would write; it stays empty */
     char base[] = "/tmp/expertctl-snapshot-XXXXXX";
     if (mkdtemp(base) == NULL) {
         return ep_error_set(out_error, EP_ERR_IO, "%s: %s", base, strerror(errno));

@@ -162,7 +162,7 @@ static const ep_cli_option export_rows[] = {
      .max = EVENTS_MAX_MAX},
 };
 
-/* For viewers all spans are put on lanes; the page lays out the spans it holds itself. */
+/* Data of an export. Viewers get all spans on lanes; the HTML page arranges its spans itself. */
 typedef struct export_data {
     ep_cli_trace_model *model;
     ep_cli_trace_figures figures;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl tune: measures where prefill begins to be the faster mode, and suggests a value of the
+/* expertctl tune: measures from which size on prefill is faster, and suggests a value for the
  * policy. */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ typedef struct tune_options {
     ep_cli_tune_size sizes[EP_CLI_TUNE_SIZES_MAX];
     ep_cli_tune_verdict verdicts[EP_CLI_TUNE_SIZES_MAX];
     ep_plan_machine machine;
-    ep_error machine_why; /* why there is none; code EP_OK: there is one */
+    ep_error machine_why; /* why there is no machine; code EP_OK: there is one */
 } tune_options;
 
 static tune_options wanted = {
@@ -87,7 +87,7 @@ static const ep_cli_option rows[] = {
      .max = UINT64_MAX},
 };
 
-/* One mode at one size for a while: the median of its calls, and its node's part of it. */
+/* Measures one mode at one size: the median of its calls, and the node's part of that. */
 static ep_err measure(ep_client *client, const tune_options *options, const ep_layer_desc *layer,
                       uint32_t tokens, ep_moe_mode mode, double *out_us, double *out_compute_us,
                       ep_error *out_error)
@@ -97,7 +97,7 @@ static ep_err measure(ep_client *client, const tune_options *options, const ep_l
     request.tokens = tokens;
     request.mode = mode;
     ep_err err = ep_cli_bench_run(client, &request, layer, &result, out_error);
-    if (err == EP_OK) { /* a call of less than a microsecond there is none */
+    if (err == EP_OK) { /* no call takes less than a microsecond */
         const uint64_t us = ep_latency_percentile(&result.latency, 50);
         *out_us = us > 0 ? (double)us : 1;
         *out_compute_us = *out_us * (double)result.compute_us /
@@ -107,8 +107,7 @@ static ep_err measure(ep_client *client, const tune_options *options, const ep_l
     return err;
 }
 
-/* The mode that goes first changes from round to round: what warms up, or slows down, hits both
- * alike. */
+/* The mode that goes first alternates, so that warming up or slowing down affects both alike. */
 static ep_err measure_all(ep_client *client, tune_options *options, const ep_layer_desc *layer,
                           ep_error *out_error)
 {
@@ -133,7 +132,7 @@ static ep_err measure_all(ep_client *client, tune_options *options, const ep_lay
     return EP_OK;
 }
 
-/* The figures for expertctl plan --measured, of the smallest and the largest size. */
+/* Computes the figures for expertctl plan --measured from the smallest and the largest size. */
 static ep_err find_machine(tune_options *options, ep_error *out_error)
 {
     const ep_cli_bench_request *request = &options->request;
@@ -141,7 +140,7 @@ static ep_err find_machine(tune_options *options, ep_error *out_error)
     const ep_cli_tune_verdict *a = &options->verdicts[0], *b = &options->verdicts[last];
     const ep_plan_measured few = {options->sizes[0].tokens, a->decode_us / 1e6,
                                   a->decode_compute_us / 1e6};
-    const bool in_decode = b->decode_us < b->prefill_us; /* the quicker one */
+    const bool in_decode = b->decode_us < b->prefill_us; /* take the faster mode */
     const ep_plan_measured many = {
         options->sizes[last].tokens, (in_decode ? b->decode_us : b->prefill_us) / 1e6,
         (in_decode ? b->decode_compute_us : b->prefill_compute_us) / 1e6};

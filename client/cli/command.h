@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A command: its words for --help, its options as rows of a table (arguments.h), and its body. All
- * else is done for it: variables and contexts, parsing, the error line, the exit code.
+ * A command: texts for --help, options as rows of a table (arguments.h), and a function that runs
+ * it. Variables and contexts, parsing, the error line and the exit code are handled for all
+ * commands.
  */
 #ifndef EP_CLI_COMMAND_H
 #define EP_CLI_COMMAND_H
@@ -10,41 +11,43 @@
 #include "exit_code.h"
 #include "output.h"
 
-/* What a body gets, and says besides its error. Values of options are where the rows put them. */
+/* Input and output of a command's run, besides its error. Option values are where the rows put
+ * them. */
 typedef struct ep_cli_call {
-    const char *program; /* "expertctl trace record": begins each line on stderr */
+    const char *program; /* "expertctl trace record": the prefix of lines on stderr */
     int argc;
     char **argv;
     const struct argp *argp;                      /* the command's own */
     const struct ep_cli_command *const *commands; /* all, NULL past the end */
-    bool failed;                                  /* exit code 1 although there is no error */
-    int exit_code;                                /* beats the others; 0: none */
+    bool failed;                                  /* exit code 1 without an error */
+    int exit_code;                                /* overrides the others; 0: not set */
 } ep_cli_call;
 
 typedef struct ep_cli_command {
     const char *name;
     const char *help;       /* one line */
-    const char *args;       /* what stands after the options; NULL: nothing */
-    const char *doc;        /* before and after the list of options; ends with examples */
+    const char *args;       /* text for the arguments; NULL: there are none */
+    const char *doc;        /* texts before and after the list of options; ends with examples */
     ep_cli_options options; /* its own */
-    const ep_cli_options *uses[EP_CLI_USES_MAX]; /* those of several commands */
+    const ep_cli_options *uses[EP_CLI_USES_MAX]; /* options shared with other commands */
     bool in_order;                               /* options end where arguments begin */
-    bool sets_context; /* what makes a context is the command line alone */
-    /* For each argument; ends the program when it takes none such. NULL: takes none at all. */
+    bool sets_context; /* ignores variables and contexts: it makes one of the command line */
+    /* Called for each argument; ends the program if it is not allowed. NULL: no arguments are
+     * allowed. */
     void (*take_argument)(struct argp_state *state, char *text);
-    const char *missing; /* said when there is no argument; NULL: there may be none */
-    /* An error is printed, and is the exit code. */
+    const char *missing; /* the error without any argument; NULL: that is allowed */
+    /* Its error is printed and gives the exit code. */
     ep_err (*run)(ep_cli_call *call, ep_error *out_error);
     const struct ep_cli_command *const *verbs; /* instead of run; NULL past the end */
 } ep_cli_command;
 
-/* Made anew at each call; stays. Its input is the command. */
+/* Makes a command's argp, whose input is the command; never freed. */
 const struct argp *ep_cli_command_argp(const ep_cli_command *command);
 
-/* The one of this name; NULL: there is none. */
+/* The command of this name; NULL: there is none. */
 const ep_cli_command *ep_cli_command_find(const ep_cli_command *const *commands, const char *name);
 
-/* Option -o, --output, and what it says. */
+/* Option -o, --output, and its value. */
 extern const ep_cli_options ep_cli_output_options;
 extern ep_cli_format ep_cli_output_format;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What expertctl can do. A new command is a file cmd_NAME.c and a line here and in the table. */
+/* All commands of expertctl. A new one is a file cmd_NAME.c and a line here and in the table. */
 #ifndef EP_CLI_COMMAND_TABLE_H
 #define EP_CLI_COMMAND_TABLE_H
 
@@ -31,7 +31,7 @@ extern const ep_cli_command ep_cli_top;
 /* In the order of --help; NULL past the end. */
 extern const ep_cli_command *const ep_cli_commands[];
 
-/* cmd_completion.c: False: out takes no more. */
+/* cmd_completion.c. False: writing failed. */
 bool ep_cli_print_man(const ep_cli_command *const *commands, FILE *out);
 
 #endif

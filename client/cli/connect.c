@@ -127,7 +127,8 @@ static void check_reach(struct argp_state *state)
                    connect->node_urls[0]);
     }
     if (connect->coordinator_url == NULL && connect->node_urls_count == 0) {
-        if (ep_cli_settings_context() != NULL) { /* its tokens are for nobody else */
+        /* a context's tokens are sent only to its own addresses */
+        if (ep_cli_settings_context() != NULL) {
             argp_error(state, "context %s names neither coordinator nor node",
                        ep_cli_settings_context());
         }
@@ -167,7 +168,7 @@ static void check_context_admin(struct argp_state *state)
 #define CONTEXT_HELP                                                                               \
     "The context whose settings are used; " EP_CLI_CONTEXT_NONE                                    \
     ": without any (default: that of expertctl context use)"
-static const char *context; /* looked up before the command line is parsed (settings.h) */
+static const char *context; /* settings.h looks it up before the command line is parsed */
 
 static const ep_cli_option reach_rows[] = {
     {"context", 0, "CONTEXT", CONTEXT_HELP, 10, .text = &context},
@@ -289,7 +290,7 @@ ep_err ep_cli_connect_client(const ep_cli_connect *connect, ep_client **out_clie
     err = ep_client_wait_ready(client, connect->timeout_us, out_error);
     if (err != EP_OK) {
         ep_client_destroy(client);
-        /* no call ran out of time: there was nobody to call */
+        /* no call has timed out: the service could not be reached */
         if (err == EP_ERR_DEADLINE_EXCEEDED) {
             err = EP_ERR_UNAVAILABLE;
             if (out_error != NULL) {

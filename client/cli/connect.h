@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a command reaches the service: the options every command has, and a client made from them.
+ * How commands reach the service: the common options, and a client made from them.
  *
  *     --coordinator URL | --node URL...   else EP_CLI_COORDINATOR_DEFAULT
  *
@@ -23,9 +23,9 @@ typedef struct ep_cli_connect {
     const char *coordinator_url; /* NULL: nodes are addressed directly */
     const char *node_urls[EP_CLI_NODES_MAX];
     size_t node_urls_count;
-    const char *admin_url; /* of ep_cli_admin_options */
-    /* set while options are read, to one that asks nobody: ep_cli_connect_options and
-     * ep_cli_admin_options then require and check nothing */
+    const char *admin_url; /* from ep_cli_admin_options */
+    /* set while options are read: an option with which no program is asked. ep_cli_connect_options
+     * and ep_cli_admin_options then require and check nothing */
     const char *asks_nobody;
     const char *token_file;                 /* NULL none */
     char token[EP_CLI_TOKEN_BYTES_MAX + 2]; /* "" none */
@@ -34,27 +34,26 @@ typedef struct ep_cli_connect {
     uint64_t timeout_us;
     ep_tls_config tls;
     bool payload_crc;
-    const char *numerics; /* of ep_cli_numerics_options; NULL: one id */
+    const char *numerics; /* from ep_cli_numerics_options; NULL: one id */
 } ep_cli_connect;
 
-/* What the command line says. */
+/* Values of the command line. */
 extern ep_cli_connect ep_cli_peer;
 
 /* The common options. */
 extern const ep_cli_options ep_cli_connect_options;
-/* The same for commands of operators, which speak to one program's admin listener: --admin URL is
- * required. */
+/* The same for operators' commands to one program's admin listener; --admin URL is required. */
 extern const ep_cli_options ep_cli_admin_options;
-/* For commands whose calls a client makes: --numerics. */
+/* Option --numerics, for commands that make calls with a client. */
 extern const ep_cli_options ep_cli_numerics_options;
-/* What a context may say: --admin and all of ep_cli_connect_options but --context. */
+/* The flags that a context may set: --admin, and ep_cli_connect_options without --context. */
 extern const ep_cli_options ep_cli_context_admin_options, ep_cli_reach_options;
 extern const ep_cli_options *const ep_cli_context_uses[EP_CLI_USES_MAX];
-/* Refuses these where they are on the command line itself beside --option, with which nobody is
- * asked: a context, or a variable, says them for all commands. */
+/* Refuses these flags on the command line beside --option, with which no program is asked. From a
+ * context or a variable, which hold for all commands, they are ignored. */
 void ep_cli_reach_refuse(struct argp_state *state, const char *option, const char *why);
 
-/* Is it an address that a flag takes: EP_CLI_URL_ALLOWED, with EP_ADDRESS_BYTES - 1? */
+/* Whether a flag accepts the address: EP_CLI_URL_ALLOWED, with EP_ADDRESS_BYTES - 1. */
 #define EP_CLI_URL_ALLOWED                                                                         \
     "tcp://host:port or tls+tcp://host:port, port 1..65535, up to %d characters"
 bool ep_cli_url_is_good(const char *url);
@@ -62,15 +61,13 @@ bool ep_cli_url_is_good(const char *url);
 /* The coordinator, else the first of the nodes. */
 const char *ep_cli_connect_url(const ep_cli_connect *connect);
 
-/* The first line of a file that only its owner may read, for an option. Ends the program when it
- * cannot be had.
- */
+/* Reads the token of a private file for an option. Ends the program on failure. */
 void ep_cli_token_read(struct argp_state *state, const char *option, const char *path,
                        char out_token[EP_CLI_TOKEN_BYTES_MAX + 2]);
 
 /*
- * A client that has a routing table and its nodes. Errors: UNAVAILABLE (nobody there, or no table
- * and nodes within the timeout; with the last report), UNAUTHENTICATED, and those of
+ * Makes a client and waits for its routing table and nodes. Errors: UNAVAILABLE (no answer, or no
+ * table and nodes within the timeout; with the last report), UNAUTHENTICATED, those of
  * ep_client_create.
  */
 ep_err ep_cli_connect_client(const ep_cli_connect *connect, ep_client **out_client,

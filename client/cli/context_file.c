@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The file of contexts as a table of options with one list. */
+/* The file of contexts, read as a table of options with one list. */
 #include "context_file.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@
 #define KEY_BYTES 64
 
 struct ep_cli_contexts {
-    char *path; /* NULL: nowhere to look */
+    char *path; /* NULL: no folder is known */
     ep_options *options;
     int lock; /* of the folder; -1 none */
 };
@@ -63,14 +63,14 @@ static const ep_options_spec *file_spec(void)
     return &spec;
 }
 
-/* *out_path NULL: the environment names no folder. */
+/* *out_path NULL: the environment has no folder. */
 static ep_err find_path(char **out_path, ep_error *out_error)
 {
     const char *base = getenv("XDG_CONFIG_HOME");
     const char *home = getenv("HOME");
     int made = 0;
     *out_path = NULL;
-    if (base != NULL && base[0] == '/') { /* a relative one is to be ignored */
+    if (base != NULL && base[0] == '/') { /* the specification ignores relative paths */
         made = asprintf(out_path, "%s/expertctl/contexts.yaml", base);
     } else if (home != NULL && home[0] == '/') {
         made = asprintf(out_path, "%s/.config/expertctl/contexts.yaml", home);
@@ -78,7 +78,7 @@ static ep_err find_path(char **out_path, ep_error *out_error)
     return made >= 0 ? EP_OK : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for contexts");
 }
 
-/* The folder with those above it, private, and locked. */
+/* Makes the folder and its parents, private, and locks it. */
 static ep_err lock_folder(ep_cli_contexts *contexts, ep_error *out_error)
 {
     if (contexts->path == NULL) {
@@ -112,7 +112,7 @@ bool ep_cli_context_name_is_good(const char *name)
            strcmp(name, EP_CLI_CONTEXT_NONE) != 0;
 }
 
-/* What the table cannot say: names are words, unique, and current is one of them. */
+/* Rules beyond the table: names are valid and unique, and current is one of them. */
 static ep_err check(const ep_cli_contexts *contexts, ep_error *out_error)
 {
     const char *current = ep_cli_contexts_current(contexts);
@@ -154,7 +154,7 @@ static ep_err read_file(ep_cli_contexts *contexts, ep_error *out_error)
     struct stat st;
     if (contexts->path == NULL || stat(contexts->path, &st) != 0) {
         int why = contexts->path == NULL ? ENOENT : errno;
-        /* HOME is that of another user: a service's, or that of who became this one */
+        /* HOME belongs to another user, for example after su */
         if (why == EACCES) {
             ep_cli_line(stderr, "expertctl: warning: no contexts, since %s is not ours: %s",
                         contexts->path, strerror(why));
@@ -164,7 +164,7 @@ static ep_err read_file(ep_cli_contexts *contexts, ep_error *out_error)
         }
         return ep_options_load(file_spec(), 0, NULL, NULL, &contexts->options, out_error);
     }
-    if ((st.st_mode & 022) != 0) { /* it says where tokens are sent */
+    if ((st.st_mode & 022) != 0) { /* refused, since the file decides where tokens are sent */
         return ep_error_set(
             out_error, EP_ERR_BAD_CONFIG,
             "file %.300s has mode %04o, allowed: writable by its owner only (chmod 0600)",
@@ -298,7 +298,7 @@ static void put_file(const ep_cli_contexts *contexts, const char *current, size_
     }
 }
 
-/* part: a template for mkostemp; the file is gone on an error. */
+/* part: a template for mkostemp; the file is removed on an error. */
 static ep_err write_part(const ep_cli_contexts *contexts, const char *current, size_t removed,
                          const char *name, const ep_cli_given *added, char *part,
                          ep_error *out_error)
@@ -314,7 +314,7 @@ static ep_err write_part(const ep_cli_contexts *contexts, const char *current, s
     good = fclose(out) == 0 && good;
     ep_options *again = NULL;
     ep_err err = good
-                     ? load(part, &again, out_error) /* never a file that the next call refuses */
+                     ? load(part, &again, out_error) /* checks that the next call can read it */
                      : ep_error_set(out_error, EP_ERR_IO, "file %.300s: %s", part, strerror(saved));
     ep_options_free(again);
     if (err != EP_OK) {
@@ -326,7 +326,7 @@ static ep_err write_part(const ep_cli_contexts *contexts, const char *current, s
 ep_err ep_cli_contexts_write(const ep_cli_contexts *contexts, const char *current, size_t removed,
                              const char *name, const ep_cli_given *added, ep_error *out_error)
 {
-    char *real = realpath(contexts->path, NULL); /* a link stays one */
+    char *real = realpath(contexts->path, NULL); /* a symbolic link is kept */
     const char *path = real != NULL ? real : contexts->path;
     char *part = NULL;
     if (asprintf(&part, "%s.XXXXXX", path) < 0) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The operator's file of contexts, ${XDG_CONFIG_HOME:-~/.config}/expertctl/contexts.yaml:
- * connection settings by name, and which one is in use. Its keys are the flags of
- * ep_cli_context_uses with underscores. Tokens stay in the files that it names.
+ * The operator's file of contexts, ${XDG_CONFIG_HOME:-~/.config}/expertctl/contexts.yaml: named
+ * connection settings, and the current one. Keys are the flags of ep_cli_context_uses with
+ * underscores. Tokens are not in it but in files that it names.
  *
  *     current: production
  *     contexts:
@@ -10,7 +10,7 @@
  *         coordinator: tls+tcp://10.0.0.10:7410
  *         token_file: /etc/expertd/client.token
  *
- * A file that is wrong is refused with its line, and never written over.
+ * An invalid file is refused with its line, and never overwritten.
  *
  * Threads  one at a time.
  */
@@ -27,32 +27,33 @@
 typedef struct ep_cli_contexts ep_cli_contexts;
 
 /*
- * No file: no contexts. for_change: its folder is made, and locked until _close, for _write.
- * Errors: BAD_CONFIG naming file and line, IO, NOT_FOUND (neither HOME nor XDG_CONFIG_HOME is set,
- * for_change), NO_MEMORY.
+ * A missing file has no contexts. for_change: for _write; makes the folder and locks it until
+ * _close. Errors: BAD_CONFIG naming file and line, IO, NOT_FOUND (neither HOME nor XDG_CONFIG_HOME
+ * is set, for_change), NO_MEMORY.
  */
 ep_err ep_cli_contexts_open(bool for_change, ep_cli_contexts **out_contexts, ep_error *out_error);
 void ep_cli_contexts_close(ep_cli_contexts *contexts);
 
-/* "" none. Texts live until _close. */
+/* "": none. Texts live until _close. */
 const char *ep_cli_contexts_current(const ep_cli_contexts *contexts);
 size_t ep_cli_contexts_count(const ep_cli_contexts *contexts);
 const char *ep_cli_contexts_name(const ep_cli_contexts *contexts, size_t index);
-/* Errors: NOT_FOUND, saying which ones exist. */
+/* Errors: NOT_FOUND, listing the contexts. */
 ep_err ep_cli_contexts_find(const ep_cli_contexts *contexts, const char *name, size_t *out_index,
                             ep_error *out_error);
-/* flag: one of ep_cli_context_rows. "" not set. *out_origin: "file PATH:LINE"; may be NULL. */
+/* A context's value of a flag of ep_cli_context_rows; "": not set. *out_origin: "file PATH:LINE";
+ * may be NULL. */
 const char *ep_cli_contexts_value(const ep_cli_contexts *contexts, size_t index, const char *flag,
                                   const char **out_origin);
 bool ep_cli_context_name_is_good(const char *name);
 
-/* The flags that a context may have: rows only. */
+/* The flags that a context may have, without values. */
 const ep_cli_given *ep_cli_context_rows(void);
 
 /*
- * Replaces the file as a whole: current as given, without the context removed (SIZE_MAX: none),
- * with one more (added NULL: none) that has the values of added. Errors: BAD_CONFIG (a value that
- * no file can hold), IO, NO_MEMORY; the file is then as before.
+ * Replaces the file: sets current, leaves out the context removed (SIZE_MAX: none) and adds context
+ * name with the values of added (NULL: none). Errors: BAD_CONFIG (a value that cannot be in a
+ * file), IO, NO_MEMORY; the file is then unchanged.
  */
 ep_err ep_cli_contexts_write(const ep_cli_contexts *contexts, const char *current, size_t removed,
                              const char *name, const ep_cli_given *added, ep_error *out_error);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One call to each of several peers, waited for together. */
+/* Makes one call to each of several peers and waits for all. */
 #include "control.h"
 
 #include <pthread.h>
@@ -96,7 +96,7 @@ static uint64_t wall_clock_us(void)
 static void finish_slot(ask_slot *slot, ProtobufCMessage *taken_message, const ep_error *error)
 {
     pthread_mutex_lock(&slot->round->lock);
-    if (slot->over) { /* a stream went on, or ended, after its first message */
+    if (slot->over) { /* a stream goes on or ends after its first message */
         pthread_mutex_unlock(&slot->round->lock);
         if (taken_message != NULL) {
             protobuf_c_message_free_unpacked(taken_message, NULL);
@@ -160,7 +160,7 @@ static void start_slot(ep_cli_control *control, ask_slot *slot, const char *url,
     }
 }
 
-/* A channel's own words are better than "not sent, the connection ended". */
+/* Replaces "not sent, the connection ended" by the channel's own error. */
 static void explain(ask_slot *slot, const ep_lane_address *address)
 {
     ep_error *error = &slot->answer->error;
@@ -170,7 +170,7 @@ static void explain(ask_slot *slot, const ep_lane_address *address)
         slot->channel != NULL ? ep_rpc_channel_get_state(slot->channel) : EP_CHANNEL_READY;
     if (state == EP_CHANNEL_BROKEN) {
         ep_rpc_channel_last_error(slot->channel, &last);
-    } else if (state == EP_CHANNEL_CONNECTING) { /* the time was over before Hello's */
+    } else if (state == EP_CHANNEL_CONNECTING) { /* the call's time-out came before that of Hello */
         ep_rpc_look look;
         ep_rpc_look_at(address, NULL, NULL, &look);
         if (look.code != NULL) {
@@ -178,7 +178,7 @@ static void explain(ask_slot *slot, const ep_lane_address *address)
                          look.advice);
         }
     }
-    if (last.code != EP_OK) { /* its text begins with the URL */
+    if (last.code != EP_OK) { /* its text already has the URL */
         bool refused = last.code == EP_ERR_CONNECTION_LOST || last.code == EP_ERR_IO ||
                        last.code == EP_ERR_DEADLINE_EXCEEDED;
         *error = last;
@@ -194,7 +194,7 @@ void ep_cli_control_on_wait(ep_cli_control *control, bool (*on_wait)(void *arg),
     control->wait_arg = arg;
 }
 
-/* Until all have answered, or nobody wants to know any more: every call ends by its deadline. */
+/* Waits for all answers or until on_wait ends it; each call ends by its deadline. */
 static void wait_for_answers(ep_cli_control *control, ask_round *round)
 {
     bool over = false;

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LOADING_LONG_US 120000000u /* experts that still load after that are worth a look */
+#define LOADING_LONG_US 120000000u /* loading for longer than this is a finding */
 #define CLOCK_OFF_US 5000000u
 #define NEARLY_PER_CENT 90u
 
@@ -53,7 +53,7 @@ static bool is_loopback(const char *url)
            strncmp(host, "[::1]", 5) == 0;
 }
 
-/* A peer that did not answer: what is it, and what did we do wrong? */
+/* Explains a peer that did not answer: what is at its port, and what to change here. */
 static void examine_silence(const ep_doctor_facts *facts, const char *url, const char *wanted,
                             const ep_error *error, const ep_rpc_look *look, ep_doctor_findings *out)
 {
@@ -95,7 +95,7 @@ static void examine_open_door(const ep_doctor_facts *facts, const char *url,
     }
 }
 
-/* ---- the coordinator's word ---- */
+/* ---- the coordinator's state ---- */
 
 static void examine_cluster(const Expertd__V1__ClusterStatusReply *cluster, ep_doctor_findings *out)
 {
@@ -113,7 +113,7 @@ static void examine_cluster(const Expertd__V1__ClusterStatusReply *cluster, ep_d
     out->dropped += cluster->problems_dropped;
 }
 
-/* ---- the nodes' own word ---- */
+/* ---- the nodes' own reports ---- */
 
 static void examine_budget(const char *node, const char *key, uint64_t used, uint64_t limit,
                            ep_doctor_findings *out)
@@ -126,7 +126,8 @@ static void examine_budget(const char *node, const char *key, uint64_t used, uin
     }
 }
 
-/* The reasons, which the coordinator's word does not have. True: none is left. */
+/* Reports lost devices with their reasons, which the coordinator does not have. True: none is
+ * left. */
 static bool examine_devices(const Expertd__V1__NodeStatusReply *node, ep_doctor_findings *out)
 {
     size_t lost = 0;
@@ -154,7 +155,7 @@ static void examine_node(const ep_doctor_facts *facts, const ep_cli_node *asked,
                       "node %s could not load %" PRIu64 " experts: %s", node->node,
                       node->experts_failed, node->last_error);
     }
-    /* a coordinator says it of its nodes */
+    /* otherwise the coordinator reports it */
     if (facts->cluster == NULL && node->tls_error[0] != '\0') {
         ep_doctor_add(out, EP_DOCTOR_WARN, "tls-refused",
                       "repair the file that is named before a restart, then expertctl reload",
@@ -185,7 +186,7 @@ static void examine_node(const ep_doctor_facts *facts, const ep_cli_node *asked,
                       "node %s has no connection to its coordinator%s%s", node->node,
                       node->coordinator_error[0] != '\0' ? ": " : "", node->coordinator_error);
     }
-    /* not the moment of the last answer: others may be silent for long */
+    /* the time of this node's answer, since others may have answered much later */
     const uint64_t ours_us = asked->answered_us;
     uint64_t off_us =
         node->clock_us > ours_us ? node->clock_us - ours_us : ours_us - node->clock_us;

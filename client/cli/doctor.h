@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is wrong with a service, and what to do: facts in, findings out. Pure; the facts are
- * gathered in cmd_doctor.c.
+ * Finds what is wrong with a service and what to do: facts in, findings out. Pure; cmd_doctor.c
+ * gathers the facts.
  */
 #ifndef EP_CLI_DOCTOR_H
 #define EP_CLI_DOCTOR_H
@@ -19,20 +19,20 @@ typedef enum ep_doctor_severity {
 extern const char *const ep_doctor_severity_words[]; /* as the enum */
 
 typedef struct ep_doctor_facts {
-    const char *coordinator_url;                    /* NULL: only nodes are asked */
+    const char *coordinator_url;                    /* NULL: only nodes were asked */
     ep_error coordinator_error;                     /* code EP_OK: it answered */
-    ep_rpc_look coordinator_look;                   /* at its port, when it did not answer */
+    ep_rpc_look coordinator_look;                   /* look at its port, when it did not answer */
     const Expertd__V1__ClusterStatusReply *cluster; /* NULL: no answer */
     const ep_cli_node_list *nodes;
-    const ep_rpc_look *node_looks; /* [nodes->count]: the same */
-    bool has_token;                /* we show one */
+    const ep_rpc_look *node_looks; /* [nodes->count]: the same for nodes */
+    bool has_token;                /* this program has a token */
     bool has_trace_library;
     bool has_lttng;
 } ep_doctor_facts;
 
 typedef struct ep_doctor_finding {
     ep_doctor_severity severity;
-    /* stable word for programs; of a coordinator's problem, borrowed from its reply */
+    /* stable word for programs; borrowed from the reply if it is a coordinator's problem */
     const char *code;
     char text[EP_ERROR_TEXT_BYTES + 256];
     char advice[320];
@@ -44,13 +44,13 @@ typedef struct ep_doctor_findings {
     ep_doctor_finding list[EP_DOCTOR_FINDINGS_MAX];
 } ep_doctor_findings;
 
-/* advice "" none. Returns the place, for ep_doctor_advise; NULL when full. */
+/* advice "": none. Returns the finding; NULL when full. */
 ep_doctor_finding *ep_doctor_add(ep_doctor_findings *findings, ep_doctor_severity severity,
                                  const char *code, const char *advice, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
-/* Appends what the facts say. */
+/* Appends findings from the facts. */
 void ep_doctor_examine(const ep_doctor_facts *facts, ep_doctor_findings *io_findings);
-/* True when a finding is more than information. */
+/* Whether a finding is more than information. */
 bool ep_doctor_is_ill(const ep_doctor_findings *findings);
 
 #endif

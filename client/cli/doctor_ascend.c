@@ -18,7 +18,7 @@
 
 static const char *const shared_nodes[] = {"/dev/davinci_manager", "/dev/devmm_svm",
                                            "/dev/hisi_hdc"};
-/* Since release 8.5, and before. */
+/* Paths since release 8.5, and before. */
 static const char *const homes[] = {"/usr/local/Ascend/cann",
                                     "/usr/local/Ascend/ascend-toolkit/latest"};
 

@@ -15,7 +15,7 @@
 #define OUTPUT_BYTES (256u << 10)
 #define PATH_BYTES 4097
 
-/* Runs a program and keeps what it prints; its exit code, or -1. */
+/* Runs a program and keeps its output; returns its exit code, or -1. */
 static int run(const char *program, const char *file, const char *flag, char *out_text,
                size_t bytes)
 {
@@ -74,7 +74,7 @@ static void choose_program(const char *file, const char *program, char *out_path
     snprintf(out_path, bytes, "%s", program != NULL ? program : name);
 }
 
-/* Text in double quotes as --print-config writes it. */
+/* Reads a text in double quotes, as --print-config writes it. */
 static void unquote(const char *from, const char *end, char *out, size_t bytes)
 {
     size_t used = 0;
@@ -86,7 +86,7 @@ static void unquote(const char *from, const char *end, char *out, size_t bytes)
     out[used] = '\0';
 }
 
-/* Whether the rest of a list's entry, from the line at on, says weights_from, and not files. */
+/* Whether the rest of a list's entry, from line at on, has a weights_from other than files. */
 static bool is_mirrored(const char *at)
 {
     static const char key[] = "weights_from: ";
@@ -158,7 +158,7 @@ static void open_checkpoint(const char *path, ep_doctor_findings *io_findings)
     ep_checkpoint_close(checkpoint);
 }
 
-/* A field of a logfmt line, KEY=VALUE or KEY="VALUE"; returns where the next one begins. */
+/* Reads a field of a logfmt line, KEY=VALUE or KEY="VALUE"; returns the start of the next one. */
 static const char *next_field(const char *at, char *out_key, char *out_value, size_t bytes)
 {
     const size_t key_bytes = strcspn(at, "= ");
@@ -212,7 +212,7 @@ void ep_doctor_take_warning(const char *line, ep_doctor_findings *io_findings)
     }
 }
 
-/* Lines of the log that warn: what the daemon accepts and says nevertheless. */
+/* Takes the warnings in the daemon's log, about settings that it accepts. */
 static void take_warnings(char *text, ep_doctor_findings *io_findings)
 {
     for (char *line = text, *end; *line != '\0'; line = end) {
@@ -259,7 +259,8 @@ bool ep_doctor_check_config(const char *file, const char *program, ep_doctor_fin
         names_ascend = ep_doctor_names_ascend(text);
         bool is_filled = false;
         while (ep_doctor_next_model_path(&at, path, sizeof(path), &is_filled)) {
-            if (is_filled) { /* what of it is there only the node that has it open can tell */
+            /* only the node that has a mirror open can tell which files it holds */
+            if (is_filled) {
                 ep_doctor_add(io_findings, EP_DOCTOR_INFO, "checkpoint", "",
                               "%s is filled from elsewhere (weights_from)", path);
             } else {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What expertctl's exit codes mean, and the one way a command reports why it failed. */
+/* expertctl's exit codes, and the function by which commands report failures. */
 #ifndef EP_CLI_EXIT_CODE_H
 #define EP_CLI_EXIT_CODE_H
 
@@ -7,7 +7,7 @@
 
 typedef enum ep_cli_exit {
     EP_CLI_EXIT_OK = 0,
-    EP_CLI_EXIT_FAILED = 1,      /* the service or a file said no, or something is not healthy */
+    EP_CLI_EXIT_FAILED = 1,      /* the service or a file refused, or something is not healthy */
     EP_CLI_EXIT_USAGE = 2,       /* the command line is wrong */
     EP_CLI_EXIT_UNREACHABLE = 3, /* the service cannot be reached */
     EP_CLI_EXIT_DEADLINE = 4     /* no answer within --timeout */

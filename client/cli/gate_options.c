@@ -70,7 +70,7 @@ ep_gate_config ep_cli_gate_config(const ep_cli_gate *gate, int64_t first, ep_moe
     config.chosen = gate->chosen == NULL ? NULL : gate->chosen + (size_t)first * config.top_k;
     config.noise_temperature = ep_cli_layer_wanted.noise_temperature;
     config.expert_dropout = ep_cli_layer_wanted.expert_dropout;
-    /* other draws than those of the tokens before */
+    /* different draws from those of earlier tokens */
     config.seed = ep_cli_layer_wanted.gate_seed + (uint64_t)first;
     args->weight_on = gate->router.weight_on_input ? EP_MOE_WEIGHT_ON_INPUT : args->weight_on;
     args->zero_experts = gate->router.zero_experts;

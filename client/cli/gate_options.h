@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The router of a checkpoint's layer as a gate, for the tokens of a batch. */
+/* Makes a gate of the router of a checkpoint's layer, for the tokens of a batch. */
 #ifndef EP_CLI_GATE_OPTIONS_H
 #define EP_CLI_GATE_OPTIONS_H
 
@@ -11,18 +11,18 @@
 typedef struct ep_cli_gate {
     ep_checkpoint_gate layer;
     ep_router_info router;
-    int32_t *chosen; /* [T,K] of the batch, in a layer that takes experts by token id; NULL */
+    int32_t *chosen; /* [T,K] in a layer that chooses experts by token id; else NULL */
 } ep_cli_gate;
 
 /* Errors: as ep_checkpoint_open and ep_checkpoint_read_gate. */
 ep_err ep_cli_gate_read(const char *checkpoint_path, uint32_t layer, ep_cli_gate *out_gate,
                         ep_error *out_error);
-/* Looks up the batch's token_ids where the layer needs them. Errors: BAD_FILE (no token_ids, an id
- * without a row), NO_MEMORY. */
+/* Looks up experts by the batch's token_ids if the layer needs it. Errors: BAD_FILE (no token_ids,
+ * an id without a row), NO_MEMORY. */
 ep_err ep_cli_gate_choose(ep_cli_gate *gate, const char *batch_path, const ep_cli_batch *batch,
                           ep_error *out_error);
-/* The gate of the batch's tokens from first on, with noise and dropout as options want them; into
- * args goes what the router says of the call: weight on the input, zero and copy experts. */
+/* The gate for the batch's tokens from first on, with noise and dropout of the options. Sets what
+ * the router requires in args: weight on the input, zero and copy experts. */
 ep_gate_config ep_cli_gate_config(const ep_cli_gate *gate, int64_t first, ep_moe_args *args);
 void ep_cli_gate_fini(ep_cli_gate *gate);
 

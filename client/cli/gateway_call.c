@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One channel to the coordinator, and one Gateway.Forward at a time over it. */
+/* One channel to the coordinator, with one Gateway.Forward at a time. */
 #include "gateway_call.h"
 
 #include <inttypes.h>
@@ -23,7 +23,7 @@ struct ep_cli_gateway {
     ep_rpc_channel *channel;
 };
 
-/* What the thread that asked waits for. */
+/* The answer that the calling thread waits for. */
 typedef struct gateway_answer {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -71,7 +71,7 @@ ep_err ep_cli_gateway_open(const ep_cli_connect *connect, ep_cli_gateway **out_g
         ep_cli_gateway_close(gateway);
         bool refused =
             err == EP_ERR_CONNECTION_LOST || err == EP_ERR_IO || err == EP_ERR_DEADLINE_EXCEEDED;
-        if (refused) { /* no call ran out of time: there was nobody to call */
+        if (refused) { /* no call has timed out: the service could not be reached */
             err = EP_ERR_UNAVAILABLE;
             out_error->code = err;
         }
@@ -141,8 +141,7 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
     pthread_mutex_unlock(&answer->lock);
 }
 
-/* ---- spans: the layer call, and inside it its one exchange, as a client that routes has them
- * ---- */
+/* ---- spans: the layer call with its one exchange, as in a routing client ---- */
 
 typedef struct gateway_trace {
     ep_trace_fields forward;
@@ -233,7 +232,7 @@ static ep_err call(ep_cli_gateway *gateway, const ep_moe_args *args,
                                    &answer->result->error);
     if (err == EP_OK) {
         pthread_mutex_lock(&answer->lock);
-        while (!answer->is_done) { /* every call ends by its deadline */
+        while (!answer->is_done) { /* ends, as every call has a deadline */
             pthread_cond_wait(&answer->changed, &answer->lock);
         }
         pthread_mutex_unlock(&answer->lock);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A thin client: hands whole batches to the coordinator's gateway and routes nothing itself.
+ * A thin client: sends whole batches to the coordinator's gateway.
  *
  * Threads  one at a time.
  */
@@ -12,18 +12,18 @@
 
 typedef struct ep_cli_gateway ep_cli_gateway;
 
-/* is_asked: --gateway is given. Ends the program when other options do not go with it. */
+/* is_asked: --gateway is given. Ends the program if other options conflict with it. */
 void ep_cli_gateway_check(struct argp_state *state, bool is_asked);
 
-/* connect (with a coordinator) is borrowed until _close. Errors: NO_MEMORY; what dialling says. */
+/* connect (with a coordinator) is borrowed until _close. Errors: NO_MEMORY; those of dialling. */
 ep_err ep_cli_gateway_open(const ep_cli_connect *connect, ep_cli_gateway **out_gateway,
                            ep_error *out_error);
 void ep_cli_gateway_close(ep_cli_gateway *gateway);
 
 /*
  * As ep_moe_forward; with gate, which may be NULL, as ep_moe_forward_logits. out is contiguous and
- * written only on success. args->missing_slots must be NULL. Bytes in the result are those between
- * here and the gateway.
+ * written only on success. args->missing_slots must be NULL. Bytes in the result count only the
+ * connection to the gateway.
  */
 ep_err ep_cli_gateway_forward(ep_cli_gateway *gateway, const ep_moe_args *args,
                               const ep_gate_config *gate, const ep_tensor *logits,

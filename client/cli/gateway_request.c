@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A batch laid out as the gateway reads it: each tensor at its place behind the header. */
+/* Lays out a batch as the gateway reads it: each tensor at its place after the header. */
 #include "gateway_request.h"
 
 #include "base/error.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gateway.Forward's header and tensor section from a caller's batch. */
+/* Makes Gateway.Forward's header and tensor section of a batch. */
 #ifndef EP_CLI_GATEWAY_REQUEST_H
 #define EP_CLI_GATEWAY_REQUEST_H
 
@@ -7,7 +7,7 @@
 #include "expertd/client.h"
 #include "wire/gateway_codec.h"
 
-/* Points into itself and into the caller's texts: may not be moved. */
+/* Must not be moved, since it has pointers into itself; also borrows the caller's texts. */
 typedef struct ep_cli_gateway_request {
     Expertd__V1__GatewayForwardRequest header;
     Expertd__V1__GateConfig gate;
@@ -16,8 +16,8 @@ typedef struct ep_cli_gateway_request {
 } ep_cli_gateway_request;
 
 /*
- * gate NULL: ids and scales of args are used, else logits. Errors: INVALID_ARGUMENT, NO_MEMORY;
- * nothing is then to be freed.
+ * gate NULL: uses ids and scales of args, else logits. Errors: INVALID_ARGUMENT, NO_MEMORY; there
+ * is nothing to free then.
  */
 ep_err ep_cli_gateway_request_make(const ep_moe_args *args, const ep_gate_config *gate,
                                    const ep_tensor *logits, ep_dtype out_dtype,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loop of a generation: prompt in one batch, then a byte a step. */
+/* The loop of a generation: the prompt in one batch, then one byte per step. */
 #include "generate.h"
 
 #include <errno.h>
@@ -106,7 +106,7 @@ static ep_err call_experts(void *arg, const ep_layer_shape *shape, uint32_t toke
             caller->result->layers[i].layer == shape->layer ? &caller->result->layers[i] : record;
     }
     args.layer = shape->layer;
-    /* Inputs are only read; the tensor type has one pointer for both uses. */
+    /* Inputs are only read; the tensor type has no const pointer. */
     args.x = ep_tensor_2d((void *)(uintptr_t)rows, EP_DTYPE_BF16, tokens, shape->hidden);
     args.expert_ids = ep_tensor_2d((void *)(uintptr_t)ids, EP_DTYPE_I32, tokens, shape->top_k);
     args.expert_scales =

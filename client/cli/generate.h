@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Text generation over the service: the dense part here, every expert by ep_moe_forward, one call
- * per layer and step.
+ * Text generation: the dense part runs here, and experts are called by ep_moe_forward, once per
+ * layer and step.
  *
  * Threads  one at a time.
  */
@@ -16,15 +16,15 @@
 #include "latency.h"
 
 typedef struct ep_cli_generate_request {
-    const char *model;   /* the service's name of it */
-    const char *version; /* the checkpoint's, with what the nodes' weight_quant puts behind it */
+    const char *model;   /* its name in the service */
+    const char *version; /* the checkpoint's, with the suffix of the nodes' weight_quant */
     const char *prompt;
     uint32_t bytes; /* to generate */
     uint64_t seed;
     float temperature;
     uint64_t deadline_us;    /* of a layer call */
     const char *traceparent; /* of every layer call; NULL none */
-    FILE *stream;            /* gets each byte as it is there; NULL none */
+    FILE *stream;            /* gets each byte at once; NULL: none */
 } ep_cli_generate_request;
 
 typedef struct ep_cli_layer_record {
@@ -45,20 +45,20 @@ typedef struct ep_cli_generate_result {
     char numerics[96];
 } ep_cli_generate_result;
 
-/* "" or why prompt and bytes do not fit the model, naming what is allowed. */
+/* Writes why prompt and bytes do not fit the model, naming what is allowed; "": they do. */
 void ep_cli_generate_check(const ep_cli_generate_request *request, const ep_dense_shape *shape,
                            char *out_text, size_t bytes);
 
 /*
- * Whether the service has this checkpoint under the request's name and version, with the same
- * layers. Errors: NOT_FOUND naming what is served, FAILED_PRECONDITION (a layer's shape differs).
+ * Checks that the service has this checkpoint under the request's name and version, with the same
+ * layers. Errors: NOT_FOUND listing what is served, FAILED_PRECONDITION (a layer's shape differs).
  */
 ep_err ep_cli_generate_match(ep_client *client, const ep_cli_generate_request *request,
                              const ep_dense_model *model, ep_error *out_error);
 
 /*
- * Layer calls go through client, or when it is NULL through gateway. *out_result is freed in every
- * case with ep_cli_generate_free. Errors: those of ep_moe_forward; IO (stream).
+ * Layer calls go through client, or through gateway if that is NULL. Free *out_result with
+ * ep_cli_generate_free in any case. Errors: those of ep_moe_forward; IO (stream).
  */
 ep_err ep_cli_generate_run(ep_client *client, ep_cli_gateway *gateway, ep_dense_model *model,
                            const ep_cli_generate_request *request,

@@ -56,7 +56,7 @@ static bool take_given(ep_cli_given *given, size_t index, const char *text)
     return true;
 }
 
-/* The tables as getopt wants them. */
+/* Makes getopt's tables. */
 static void make_table(const ep_cli_given *given, struct option *longs, char *shorts)
 {
     for (size_t i = 0; i < given->count; i++) {
@@ -78,7 +78,7 @@ bool ep_cli_given_read(const struct argp *argp, int argc, char **argv, ep_cli_gi
 {
     struct option longs[EP_CLI_ROWS_MAX + 1] = {{0}};
     char shorts[3 * EP_CLI_ROWS_MAX + 1] = "";
-    char **copy = calloc((size_t)argc + 1, sizeof(*copy)); /* getopt sorts it */
+    char **copy = calloc((size_t)argc + 1, sizeof(*copy)); /* a copy, as getopt permutes it */
     ep_cli_given *given = out_given;
     *given = (ep_cli_given){.count = 0};
     ep_cli_given_add(given, argp);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a command line says of each long flag, as text: for who keeps it, or fills in the rest. */
+/* The text of each long flag of a command line, for code that stores it or fills in missing
+ * ones. */
 #ifndef EP_CLI_GIVEN_H
 #define EP_CLI_GIVEN_H
 
@@ -10,24 +11,24 @@
 #define EP_CLI_ROWS_MAX 192 /* long flags of all commands together */
 #define EP_CLI_VALUE_BYTES_MAX 65536
 
-/* The long flags of a command, and what a command line says of each. */
+/* The long flags of a command with their texts in a command line. */
 typedef struct ep_cli_given {
     const struct argp_option *rows[EP_CLI_ROWS_MAX];
-    /* NULL: not given; "true" of one without a value; of one given twice both with "," between, or
-     * the last. */
+    /* NULL: not given; "true" for a flag without a value; of repeated values all, separated by ",",
+     * or the last. */
     char *texts[EP_CLI_ROWS_MAX];
     size_t count;
 } ep_cli_given;
 
-/* By its help. */
+/* Whether the flag may be repeated, by its help. */
 bool ep_cli_may_be_repeated(const struct argp_option *row);
 
-/* Adds the flags of argp that are not yet there, --help left out. */
+/* Adds the flags of argp that are not there yet, without --help. */
 void ep_cli_given_add(ep_cli_given *given, const struct argp *argp);
-/* Errors of the command line are not its business: argp tells of them. False: no memory. */
+/* Ignores errors of the command line, which argp reports. False: no memory. */
 bool ep_cli_given_read(const struct argp *argp, int argc, char **argv, ep_cli_given *out_given);
 void ep_cli_given_fini(ep_cli_given *given);
-/* Its place among the rows; count: no such flag. */
+/* The index of its row; count: no such flag. */
 size_t ep_cli_given_find(const ep_cli_given *given, const char *flag);
 /* NULL: no such flag. */
 const struct argp_option *ep_cli_given_row(const ep_cli_given *given, const char *flag);

@@ -14,7 +14,7 @@
 
 ep_cli_layer_options ep_cli_layer_wanted = {.out_dtype = EP_DTYPE_NONE};
 
-/* Where the places of the words are not the numbers of the interface. */
+/* For words whose indexes are not the numbers of the interface. */
 const unsigned ep_cli_dtype_numbers[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F32};
 static void init(void)
 {

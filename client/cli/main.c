@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl: finds the verb, runs it, and makes sure that what it printed has arrived. */
+/* expertctl: finds the command, runs it, and checks that its output was written. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -79,7 +79,7 @@ static int run_command(const ep_cli_command *command, int argc, char **argv)
                         .commands = ep_cli_commands};
     const bool in_order = command->in_order || command->verbs != NULL;
     ep_error error;
-    /* A command of verbs has no options of its own. */
+    /* A command with verbs has no options of its own. */
     if (command->verbs == NULL && !command->sets_context &&
         !ep_cli_settings_apply(ep_cli_commands, call.argp, &argc, &argv)) {
         return EP_CLI_EXIT_USAGE;
@@ -96,7 +96,7 @@ static int run_command(const ep_cli_command *command, int argc, char **argv)
     return call.exit_code != 0 ? call.exit_code : code;
 }
 
-/* The verb that argv[2] names, else the command itself: its parser says what is wrong. */
+/* Runs the verb in argv[2], or else the command itself, whose parser reports the error. */
 static int run_named(const ep_cli_command *command, int argc, char **argv)
 {
     static char name[NAME_BYTES];
@@ -125,7 +125,7 @@ static int run(int argc, char **argv)
         strcmp(word, "help") == 0) {
         return help(argc - 2, argv + 2);
     }
-    if (strcmp(word, "--help-man") == 0) { /* for the build */
+    if (strcmp(word, "--help-man") == 0) { /* used by the build */
         return ep_cli_print_man(ep_cli_commands, stdout) ? EP_CLI_EXIT_OK : EP_CLI_EXIT_FAILED;
     }
     const ep_cli_command *command = ep_cli_command_find(ep_cli_commands, word);
@@ -144,7 +144,7 @@ static int run(int argc, char **argv)
 int main(int argc, char **argv)
 {
     argp_err_exit_status = EP_CLI_EXIT_USAGE;
-    signal(SIGPIPE, SIG_IGN); /* a closed stdout is an error we report */
+    signal(SIGPIPE, SIG_IGN); /* a closed stdout is reported as an error */
     int code = run(argc, argv);
     ep_transport_fini();
     if (fflush(stdout) != 0 || ferror(stdout)) {

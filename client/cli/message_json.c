@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Descriptor-driven JSON: one switch over field types each way. */
+/* JSON by descriptors: one switch over field types in each direction. */
 #include "message_json.h"
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 #define VALUE_BYTES 80
 #define KNOWN_BYTES 400
 
-/* Where in the document a value stands, for messages. */
+/* A value's place in the document, for messages. */
 typedef struct place {
     char path[PATH_BYTES];
     ep_error *error;
@@ -25,7 +25,7 @@ typedef struct place {
 static ep_err from_object(const ProtobufCMessageDescriptor *type, const json_t *json, place *at,
                           ProtobufCMessage **out_message);
 
-/* The path with one step more; cut when it is too long. */
+/* The path with one more step; truncated when too long. */
 static place step(const place *at, const char *name, size_t index, bool is_item)
 {
     place next = {.error = at->error};
@@ -250,7 +250,7 @@ static ep_err put_items(const ProtobufCFieldDescriptor *field, const json_t *val
         if (err != EP_OK) {
             return err;
         }
-        *count = i + 1; /* so that freeing the message frees what is there */
+        *count = i + 1; /* so that freeing the message frees the items so far */
     }
     return EP_OK;
 }
@@ -396,7 +396,7 @@ static json_t *items_to_json(const ProtobufCFieldDescriptor *field, const uint8_
     return list;
 }
 
-/* Whether a field that is no list is there. */
+/* Whether a field that is not repeated is there. */
 static bool is_present(const ProtobufCFieldDescriptor *field, const uint8_t *base)
 {
     if (field->type == PROTOBUF_C_TYPE_MESSAGE || field->type == PROTOBUF_C_TYPE_STRING) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Any protobuf-c message as JSON and back, by its descriptor. Keys are the field names of the
- * .proto file.
+ * Converts any protobuf-c message to JSON and back by its descriptor. Keys are the field names of
+ * the .proto file.
  *
- *     integers      numbers; 64-bit ones also decimal text, and written so above 2^63 - 1, which
- *                   JSON's readers may not hold
+ *     integers      numbers; 64-bit ones also as decimal text, and written so above 2^63 - 1, which
+ *                   readers of JSON may not support
  *     float         numbers, "NaN", "Infinity", "-Infinity"
  *     bool, string, message, repeated     true, "text", {...}, [...]
  *
@@ -22,15 +22,13 @@
 #include "base/error.h"
 
 /*
- * Keys that are absent keep their default. *out_message is freed with
- * protobuf_c_message_free_unpacked(m, NULL). Errors: INVALID_ARGUMENT naming the key with its path
- * ("gate.groups"), its value and what is allowed; an unknown key with the known ones;
- * UNIMPLEMENTED; NO_MEMORY.
+ * Absent keys keep their default. Free *out_message with protobuf_c_message_free_unpacked(m, NULL).
+ * Errors: INVALID_ARGUMENT naming the key's path ("gate.groups"), its value and what is allowed, or
+ * an unknown key and the known ones; UNIMPLEMENTED; NO_MEMORY.
  */
 ep_err ep_cli_message_from_json(const ProtobufCMessageDescriptor *type, const json_t *json,
                                 ProtobufCMessage **out_message, ep_error *out_error);
-/* Every field, also those with default values; a message that is not there is left out. NULL: no
- * memory. */
+/* Writes every field, also with default values, but no absent messages. NULL: no memory. */
 json_t *ep_cli_message_to_json(const ProtobufCMessage *message);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The nodes of the service and what each one says of itself, asked all at once. */
+/* The nodes of the service and their own reports, asked all at once. */
 #ifndef EP_CLI_NODE_LIST_H
 #define EP_CLI_NODE_LIST_H
 
@@ -10,18 +10,18 @@
 typedef struct ep_cli_node {
     char name[EP_NODE_NAME_BYTES]; /* "" when not known */
     char url[EP_URL_BYTES];
-    char state[32];                       /* the coordinator's last word; "" without one */
-    uint64_t rows_served;                 /* the coordinator's last count */
+    char state[32];                       /* by the coordinator; "": no coordinator */
+    uint64_t rows_served;                 /* by the coordinator */
     uint64_t last_seen_ms;                /* age of the last heartbeat */
     Expertd__V1__NodeStatusReply *status; /* NULL: did not answer, or was not asked */
     ep_error error;                       /* why it did not answer */
-    uint64_t answered_us;                 /* our wall clock when it answered */
+    uint64_t answered_us;                 /* local wall clock when it answered */
 } ep_cli_node;
 
 typedef struct ep_cli_node_list {
     ep_cli_node *nodes;
     size_t count;
-    /* that the coordinator knows as lost: nobody to ask, so they are not among the nodes */
+    /* nodes that the coordinator lists as lost; they cannot be asked, so they are not in nodes */
     size_t lost_count;
 } ep_cli_node_list;
 
@@ -31,7 +31,7 @@ ep_err ep_cli_node_list_from_cluster(const Expertd__V1__ClusterStatusReply *clus
 /* From --node URLs. Errors: NO_MEMORY. */
 ep_err ep_cli_node_list_from_urls(const char *const *urls, size_t count, ep_cli_node_list *out_list,
                                   ep_error *out_error);
-/* The coordinator's list, or the --node URLs. Errors: those of the question to the coordinator,
+/* The coordinator's list, or the --node URLs. Errors: those of asking the coordinator,
  * NO_MEMORY. */
 ep_err ep_cli_node_list_read(ep_cli_control *control, const ep_cli_connect *connect,
                              ep_cli_node_list *out_list, ep_error *out_error);

@@ -14,14 +14,14 @@
 
 #define CELLS_MAX ((size_t)4 << 20)
 #define GAP 2
-#define LEAST_KEPT 24 /* columns a text is cut to before columns that may be left out are */
-#define LEAST 12      /* columns a text is cut to before its column is left out */
-#define WORTH_KEPT 10 /* of a column that is never left out for one of less worth */
+#define LEAST_KEPT 24 /* width to which texts are truncated before columns are left out */
+#define LEAST 12      /* least width of a truncated text */
+#define WORTH_KEPT 10 /* worth of a column that is never left out */
 #define INDENT_MAX 20
 
 typedef struct table_cell {
     char *text;
-    char *brief; /* for a terminal; NULL: the same */
+    char *brief; /* for terminals; NULL: as text */
 } table_cell;
 
 typedef struct table_column {
@@ -40,7 +40,7 @@ struct ep_cli_table {
     bool lost;
 };
 
-/* Lines, cells and JSON get a peer's words through this alone. NULL: no memory. */
+/* Escapes a text; used for all texts of peers. NULL: no memory. */
 static char *escaped(const char *text)
 {
     size_t bytes = EP_TEXT_ESCAPED_BYTES(strlen(text));
@@ -50,7 +50,7 @@ static char *escaped(const char *text)
 
 /* ---- lines ---- */
 
-/* Where the lines after the first begin. */
+/* Indent of the lines after the first. */
 static size_t indent_of(const char *text)
 {
     const char *gap = strstr(text, "  ");
@@ -58,7 +58,7 @@ static size_t indent_of(const char *text)
     return at > 0 && at <= INDENT_MAX ? at : 2;
 }
 
-/* Bytes of the next line, whole words where one fits. */
+/* Bytes of the next line, broken between words if possible. */
 static size_t line_bytes(const char *text, size_t columns)
 {
     size_t fit = ep_text_fit(text, columns);
@@ -81,7 +81,7 @@ static void print_wrapped(const char *text, size_t columns, FILE *out)
     for (text += bytes; *text != '\0'; text += bytes) {
         text += strspn(text, " ");
         bytes = line_bytes(text, columns - indent);
-        bytes = bytes > 0 ? bytes : strlen(text); /* a character wider than the terminal */
+        bytes = bytes > 0 ? bytes : strlen(text); /* for a character wider than the terminal */
         fprintf(out, "%*s%.*s\n", (int)indent, "", (int)bytes, text);
     }
 }
@@ -119,8 +119,7 @@ void ep_cli_line_cut(FILE *out, size_t columns, const char *format, ...)
     free(plain);
 }
 
-/* Three digits of a value that is greater than whole_max: "48.2k". units has one for each step that
- * a 64-bit value can take. */
+/* Writes a value above whole_max with three digits: "48.2k". units covers all 64-bit values. */
 static const char *brief_text(uint64_t value, uint64_t whole_max, double step,
                               const char *const *units, char out[EP_CLI_BRIEF_BYTES])
 {
@@ -159,7 +158,7 @@ const char *ep_cli_duration_text(double seconds, char out[EP_CLI_BRIEF_BYTES])
     return out;
 }
 
-/* ---- tables: what they hold ---- */
+/* ---- tables: content ---- */
 
 static void widen(size_t *io_width, const char *text)
 {
@@ -206,7 +205,7 @@ ep_cli_table *ep_cli_table_create(const char *headings)
     }
     char *names[EP_CLI_COLUMNS_MAX];
     for (char *name; (name = strsep(&rest, "|")) != NULL; table->columns_count++) {
-        /* else every later cell would stand in a wrong column */
+        /* otherwise all later cells would be in wrong columns */
         EP_ASSERT(table->columns_count < EP_CLI_COLUMNS_MAX);
         table_column *column = &table->columns[table->columns_count];
         bool has_worth = name[0] >= '1' && name[0] <= '9';
@@ -272,10 +271,9 @@ void ep_cli_table_bytes(ep_cli_table *table, uint64_t bytes)
     add_cell(table, text, ep_cli_bytes_text(bytes, brief));
 }
 
-/* ---- tables: what is shown of them ---- */
+/* ---- tables: layout ---- */
 
-/* Columns by worth, then from the left: takes the first of a worth that is at most below; count
- * when there is none. */
+/* The next column in order of worth, then from the left; count: no more. */
 static size_t next_column(const ep_cli_table *table, int *io_worth, size_t at)
 {
     for (; *io_worth > 0; (*io_worth)--, at = 0) {
@@ -289,8 +287,8 @@ static size_t next_column(const ep_cli_table *table, int *io_worth, size_t at)
 }
 
 /*
- * Widths for a terminal, 0: left out. First each column, by worth, gets the least it can do with
- * while there is room; then the room that is left goes to texts that are cut, by worth too.
+ * Widths for a terminal; 0: left out. First each column, by worth, gets its least width while there
+ * is room; then the remaining room goes to truncated texts, by worth too.
  */
 static void fit_widths(const ep_cli_table *table, size_t columns, size_t *out_widths)
 {
@@ -324,7 +322,7 @@ static void fit_widths(const ep_cli_table *table, size_t columns, size_t *out_wi
 static void print_row(const ep_cli_table *table, const table_cell *cells, const size_t *widths,
                       bool brief, FILE *out)
 {
-    size_t fill = 0; /* blanks that are due before the next column */
+    size_t fill = 0; /* blanks before the next column */
     for (size_t i = 0; i < table->columns_count; i++) {
         char cut[4 * EP_CLI_CELL_BYTES_MAX];
         const char *text = brief && cells[i].brief != NULL ? cells[i].brief : cells[i].text;
@@ -372,7 +370,7 @@ bool ep_cli_table_print(const ep_cli_table *table, FILE *out)
 
 /* ---- JSON ---- */
 
-/* 15 digits: 0.1, not 0.10000000000000001. */
+/* 15 digits, so that 0.1 is not 0.10000000000000001. */
 static bool print_json(json_t *taken_json, size_t flags, FILE *out)
 {
     bool good = taken_json != NULL &&

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Results for people and for programs: aligned tables, lines or JSON. Everything a command prints
- * as its result, and what peers say in all it prints, goes through here; stdout carries results
- * only.
+ * Prints results for people and programs: aligned tables, lines or JSON. All results of commands,
+ * and all texts from peers in their output, are printed by these functions; stdout gets only
+ * results.
  *
  * Threads  one at a time.
  */
@@ -16,48 +16,47 @@
 #include "base/error.h"
 
 #define EP_CLI_COLUMNS_MAX 24
-#define EP_CLI_CELL_BYTES_MAX 4096 /* longer ones are cut */
+#define EP_CLI_CELL_BYTES_MAX 4096 /* longer ones are truncated */
 #define EP_CLI_BRIEF_BYTES 32
 
 typedef enum ep_cli_format { EP_CLI_TABLE, EP_CLI_JSON } ep_cli_format;
 
-/* One formatted line of up to EP_CLI_CELL_BYTES_MAX bytes, and its end; what is not printable
- * becomes \xNN. A terminal gets it in lines that fit, the later ones set in: under the second
- * column of "word    text", else by two. */
+/* Prints a formatted line of up to EP_CLI_CELL_BYTES_MAX bytes; what is not printable becomes \xNN.
+ * On a terminal it is wrapped, later lines being indented to the second column of "word text", else
+ * by two. */
 void ep_cli_line(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* The same, but one line of so many columns at most. 0: as long as it is. */
+/* The same in one line, truncated to so many columns; 0: not truncated. */
 void ep_cli_line_cut(FILE *out, size_t columns, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 typedef struct ep_cli_table ep_cli_table;
 
 /*
- * headings separated by '|', at most EP_CLI_COLUMNS_MAX: "NODE|STATE|>ROWS|2URL". One that starts
- * with '>' is right-aligned. One that starts with a digit, before '>', may be left out where a
- * terminal is too narrow for all: the least digit first, of equal ones the rightmost. NULL: no
- * memory.
+ * headings: at most EP_CLI_COLUMNS_MAX, separated by '|': "NODE|STATE|>ROWS|2URL". '>' means
+ * right-aligned. A digit, before '>', means that the column may be left out on a narrow terminal:
+ * the least digit first, among equal ones the rightmost. NULL: no memory.
  */
 ep_cli_table *ep_cli_table_create(const char *headings);
 void ep_cli_table_destroy(ep_cli_table *table);
-/* One formatted cell; rows fill from left to right. What is not printable becomes \xNN. Without
- * memory the table remembers it. */
+/* Adds a formatted cell; rows fill from left to right. What is not printable becomes \xNN. Printing
+ * fails if there was no memory. */
 void ep_cli_table_cell(ep_cli_table *table, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* A text, and what a terminal gets of it. */
+/* Adds a text with a shorter form for terminals. */
 void ep_cli_table_brief(ep_cli_table *table, const char *text, const char *brief);
-/* A count: all digits, but on a terminal 9999, 48.2k, 1.23M. */
+/* Adds a count: all digits, on a terminal 9999, 48.2k, 1.23M. */
 void ep_cli_table_count(ep_cli_table *table, uint64_t count);
-/* Bytes: all digits, but on a terminal 512B, 1.5KiB. */
+/* Adds a number of bytes: all digits, on a terminal 512B, 1.5KiB. */
 void ep_cli_table_bytes(ep_cli_table *table, uint64_t bytes);
 /*
- * Columns two spaces apart, no trailing spaces. On a terminal no line is wider than it: texts lose
- * their middle, columns are left out. Elsewhere every row is whole. False when a row was lost for
- * want of memory or the file takes no more.
+ * Prints columns two spaces apart, without trailing spaces. Lines fit a terminal: texts lose their
+ * middle, columns are left out. Elsewhere rows are complete. False: a row was lost for want of
+ * memory, or writing failed.
  */
 bool ep_cli_table_print(const ep_cli_table *table, FILE *out);
-/* The same for a terminal of so many columns, whatever out is; 0: none. Only rows first ..
- * first+count after the headings. */
+/* The same for a terminal of so many columns (0: no terminal), with only rows first ..
+ * first+count. */
 bool ep_cli_table_print_part(const ep_cli_table *table, size_t columns, size_t first, size_t count,
                              FILE *out);
 
@@ -68,13 +67,13 @@ const char *ep_cli_bytes_text(uint64_t bytes, char out[EP_CLI_BRIEF_BYTES]);
 /* 1234 seconds -> "20m34s". */
 const char *ep_cli_duration_text(double seconds, char out[EP_CLI_BRIEF_BYTES]);
 
-/* Indented JSON and a line end. Takes json; NULL counts as a failure. */
+/* Prints indented JSON and a newline. Takes json; NULL counts as a failure. */
 bool ep_cli_json_print(json_t *taken_json, FILE *out);
-/* The same in one line, for a command that prints one object after the other. */
+/* The same in one line, for commands that print several objects. */
 bool ep_cli_json_print_line(json_t *taken_json, FILE *out);
 /* A JSON string of text that may not be UTF-8; what is not printable becomes \xNN. */
 json_t *ep_cli_json_text(const char *text);
-/* Of a peer: above 0, or null. */
+/* A ratio from a peer: a positive number, or null. */
 json_t *ep_cli_json_ratio(double ratio);
 
 #endif

@@ -11,7 +11,7 @@
 #include "cluster/hello_table.h"
 #include "wire/placement_codec.h"
 
-/* Says what a coordinator without a table waits for; else the error stays. */
+/* Adds to the error what a coordinator without a table waits for. */
 static void explain_silence(ep_cli_control *control, const char *url, ep_error *out_error)
 {
     ProtobufCMessage *message = NULL;
@@ -38,7 +38,7 @@ static ep_err read_from_coordinator(ep_cli_control *control, const char *url,
     ProtobufCMessage *message = NULL;
     ep_err err = ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "WatchPlacement",
                                         &request.base, &message, out_error);
-    if (err == EP_ERR_DEADLINE_EXCEEDED) { /* a watch is silent until there is a table */
+    if (err == EP_ERR_DEADLINE_EXCEEDED) { /* a watch sends nothing until there is a table */
         explain_silence(control, url, out_error);
     }
     if (err != EP_OK) {

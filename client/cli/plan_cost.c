@@ -10,12 +10,12 @@
 
 #define ENOUGH 1e-12
 #define DRAWN_TOKENS_MAX 1024
-#define DRAWN_SLOTS (1 << 15) /* of all draws together, about */
+#define DRAWN_SLOTS (1 << 15) /* about so many in all draws together */
 #define DRAWS_MIN 16
 #define DRAWS_MAX 512
 #define OVERLAP_PLAIN 3
 #define OVERLAP_CODES 2
-#define PLAIN_BYTES 2 /* of a weight, and more; codes have less */
+#define PLAIN_BYTES 2 /* bytes of a plain weight at least; codes have fewer */
 
 /* ---- draws ---- */
 
@@ -40,11 +40,11 @@ void ep_plan_draw(const double *shares, uint32_t experts, uint32_t top_k, uint32
     }
 }
 
-/* What costs are worked out in. */
+/* Memory for computing costs. */
 typedef struct workspace {
     uint32_t *order, *slots, *chosen, *scratch; /* [experts, shared one too] */
-    double *visits;                             /* [nodes] P_n, as the next for a token of a step */
-    double *compute_s;                          /* [nodes] of a draw, at a host's rates */
+    double *visits;                             /* [nodes] P_n, for a token of a step */
+    double *compute_s;                          /* [nodes] of a draw, at the host's full rates */
     double *read;                               /* [nodes] bytes */
     double *rows;                               /* [nodes] */
     float *busy;
@@ -86,7 +86,7 @@ static void workspace_fini(workspace *w)
 
 static void count_visits(const ep_plan_layer *layer, workspace *w)
 {
-    double *slots = w->rows, *shared = w->read; /* free until the first draw */
+    double *slots = w->rows, *shared = w->read; /* not used until the first draw */
     for (uint32_t e = 0; e < layer->experts + layer->has_shared; e++) {
         const uint32_t begin = layer->offsets[e], end = layer->offsets[e + 1];
         const bool is_shared = e == layer->experts;
@@ -112,7 +112,7 @@ double ep_plan_expert_part_s(double job_s, double other_s, bool is_plain)
     return other_s < job_s ? job_s * pow(1 - pow(other_s / job_s, p), 1 / p) : NAN;
 }
 
-/* Slots of each expert in a step, and the copy that gets them. */
+/* Draws the slots of each expert in a step, and the copy that gets them. */
 static void draw_step(const ep_plan_layer *layer, double tokens, uint64_t turn, uint64_t *random,
                       workspace *w)
 {
@@ -184,7 +184,7 @@ ep_err ep_plan_cost_of(const ep_plan_layer *layer, const ep_plan_machine *machin
     const double slots = fmin(tokens, DRAWN_TOKENS_MAX) * layer->top_k;
     const uint32_t draws = (uint32_t)fmin(fmax(DRAWN_SLOTS / slots, DRAWS_MIN), DRAWS_MAX);
     ep_plan_cost cost = {.combine_bytes = layer->row_bytes * (layer->top_k + layer->has_shared)};
-    uint64_t random = 1; /* the same for every placement, so that only these differ */
+    uint64_t random = 1; /* the same seed for every placement, so that draws do not differ */
     workspace w;
     if (!workspace_init(layer, &w)) {
         workspace_fini(&w);
@@ -212,7 +212,7 @@ ep_err ep_plan_cost_of(const ep_plan_layer *layer, const ep_plan_machine *machin
 void ep_plan_cap_shares(double *shares, uint32_t experts, uint32_t top_k)
 {
     const double cap = 1.0 / top_k;
-    for (uint32_t round = 0; round <= experts; round++) { /* each caps one more at least */
+    for (uint32_t round = 0; round <= experts; round++) { /* each round caps at least one more */
         double capped = 0, free_sum = 0, over = 0;
         for (uint32_t e = 0; e < experts; e++) {
             const bool is_full = shares[e] >= cap * (1 - ENOUGH) && round > 0;

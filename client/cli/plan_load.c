@@ -130,7 +130,7 @@ static uint32_t find_layer(const reader *r, const json_t *number)
     return r->layers_count;
 }
 
-/* A file holds all models of a service unless one was asked for. */
+/* Checks that all entries are of one model: a file may have all models of a service. */
 static ep_err check_model(reader *r, const json_t *entry, size_t index)
 {
     ep_error *out_error = r->error;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Load of each MoE layer's routed experts: drawn, or as a service counted it. */
+/* Load of each MoE layer's routed experts, drawn or counted by a service. */
 #ifndef EP_CLI_PLAN_LOAD_H
 #define EP_CLI_PLAN_LOAD_H
 
@@ -11,15 +11,15 @@ typedef struct ep_plan_load {
     double **shares;
 } ep_plan_load;
 
-/* Layers have top_k <= experts. Rank r of a layer has r ^ -exponent, before the cap; which expert
- * has which rank is drawn for each layer anew. Errors: NO_MEMORY. */
+/* Draws loads. Layers have top_k <= experts. The expert of rank r has r ^ -exponent before the cap;
+ * ranks are drawn for each layer. Errors: NO_MEMORY. */
 ep_err ep_plan_load_draw(double exponent, uint64_t seed, const ep_layer_shape *layers,
                          uint32_t layers_count, ep_plan_load *out_load, ep_error *out_error);
-/* What expertctl stats --experts -o json wrote, of one model with exactly these layers. Errors:
- * NOT_FOUND, IO, BAD_FILE (place, value, what is allowed), NO_MEMORY. */
+/* Reads the output of expertctl stats --experts -o json for one model with exactly these layers.
+ * Errors: NOT_FOUND, IO, BAD_FILE (place, value, what is allowed), NO_MEMORY. */
 ep_err ep_plan_load_read(const char *path, const ep_layer_shape *layers, uint32_t layers_count,
                          ep_plan_load *out_load, ep_error *out_error);
-/* Also of a zeroed one. */
+/* Zeroed allowed. */
 void ep_plan_load_fini(ep_plan_load *load);
 
 #endif

@@ -11,11 +11,11 @@
 
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 #define FILE_BYTES_MAX ((size_t)1 << 20)
-#define FEW_ROWS_MAX 1.25 /* of an expert that is read at all */
+#define FEW_ROWS_MAX 1.25 /* rows per expert that is read */
 #define MANY_ROWS_MIN 32
-#define ROUNDS 16 /* the second changes little already */
+#define ROUNDS 16 /* even the second round changes little */
 
-/* ---- worked out ---- */
+/* ---- computed from times ---- */
 
 /* The second word of "bf16dp/mxfp4/rne/1234abcd". */
 static ep_weight_format format_of(const char *numerics)
@@ -42,7 +42,7 @@ static ep_err check_layer(const ep_routing_table *table, const ep_routing_layer 
                    " has a shared expert, whose size no table tells: measure a layer without one",
                    shape->layer);
     }
-    bool is_whole = copies == shape->experts; /* a node has one copy of an expert at most */
+    bool is_whole = copies == shape->experts; /* a node has at most one copy of an expert */
     for (uint32_t c = 1; is_whole && c < copies; c++) {
         is_whole = layer->copies[c] == layer->copies[0];
     }
@@ -64,7 +64,7 @@ ep_err ep_plan_machine_fit(const ep_routing_table *table, const ep_routing_layer
 {
     const ep_layer_shape *shape = &layer->shape;
     const double part = (double)shape->top_k / shape->experts;
-    /* experts that few tokens read */
+    /* number of experts that few's tokens read */
     const double read = shape->experts * (1 - pow(1 - part, few->tokens));
     const uint32_t inner_rows = ep_activation_has_gate(shape->activation) ? 2 : 1;
     ep_weight_format format;
@@ -85,7 +85,7 @@ ep_err ep_plan_machine_fit(const ep_routing_table *table, const ep_routing_layer
     const double round_trip_s = few_rest_s - few->tokens * token_s;
     const double few_rows = few->tokens * shape->top_k / read, many_rows = many->tokens * part;
     const bool is_plain = ep_weight_format_is_float(format);
-    double read_s = 0, row_s = 0; /* of an expert, and of a row */
+    double read_s = 0, row_s = 0; /* time to read an expert, and to compute a row */
     for (int i = 0; i < ROUNDS; i++) {
         row_s =
             ep_plan_expert_part_s(many->compute_s / shape->experts, read_s, is_plain) / many_rows;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The figures of a machine that plans need: worked out of a layer's measured times, and read from a
- * file again. */
+/* The figures of a machine for plans: computed from measured times of a layer, or read from a
+ * file. */
 #ifndef EP_CLI_PLAN_MACHINE_H
 #define EP_CLI_PLAN_MACHINE_H
 
@@ -8,7 +8,8 @@
 #include "output.h"
 #include "plan_cost.h"
 
-/* A batch of so many tokens with evenly drawn experts: a whole call, and what its node computed. */
+/* Times of a batch of so many tokens with evenly drawn experts: the whole call, and computing on
+ * its node. */
 typedef struct ep_plan_measured {
     double tokens;
     double total_s;
@@ -16,21 +17,20 @@ typedef struct ep_plan_measured {
 } ep_plan_measured;
 
 /*
- * few: a batch so small that nearly every expert gets one row, so that its time is reading weights;
- * many: one of 32 rows an expert and more, whose time is computing. What a call takes beyond that
- * is the round trip, and bytes over the link: the second grows with the tokens. nodes_per_host and
- * nodes_at_once are left alone.
- * Errors: INVALID_ARGUMENT, and why: the layer is not on one node alone, or has shared experts (a
- * table does not tell their size), or copies of mixed numerics or weight formats; tokens as above
- * missing; times that contradict each other.
+ * few: a batch so small that nearly every expert gets one row, so that it measures reading weights.
+ * many: one with at least 32 rows per expert, which measures computing. The rest of a call's time
+ * is the round trip and, growing with the tokens, bytes over the link. nodes_per_host and
+ * nodes_at_once are not set. Errors: INVALID_ARGUMENT with the reason: the layer is not on one node
+ * alone, or has shared experts (a table does not have their size), or copies of mixed numerics or
+ * weight formats; the sizes are not as above; the times contradict each other.
  */
 ep_err ep_plan_machine_fit(const ep_routing_table *table, const ep_routing_layer *layer,
                            const ep_plan_measured *few, const ep_plan_measured *many,
                            ep_plan_machine *out_machine, ep_error *out_error);
 
-/* The four figures. */
+/* The four figures as JSON. */
 json_t *ep_plan_machine_json(const ep_plan_machine *machine);
-/* The object "machine" of a file that expertctl tune -o json wrote: the four figures. Errors:
+/* Reads the four figures from "machine" in a file that expertctl tune -o json wrote. Errors:
  * NOT_FOUND, IO, BAD_FILE (place, value, what is allowed), NO_MEMORY. */
 ep_err ep_plan_machine_read(const char *path, ep_plan_machine *out_machine, ep_error *out_error);
 

@@ -14,15 +14,15 @@
 
 #define DTYPE_ASSUMED EP_DTYPE_BF16
 
-/* Of a server without a device. */
+/* Defaults: a server without a device. */
 static const ep_plan_machine machine_assumed = {.memory_bytes_per_s = (double)(UINT64_C(200) << 30),
                                                 .compute_per_s = 4e12,
                                                 .link_bytes_per_s = (double)(UINT64_C(12) << 30),
                                                 .round_trip_s = 50e-6};
 
-/* What a policy comes to: of each layer, and of all. */
+/* The result of a placement policy, per layer and in total. */
 typedef struct policy_result {
-    ep_placement **placements; /* [placed_count] one of all layers, or one of each */
+    ep_placement **placements; /* [placed_count] one for all layers, or one per layer */
     uint32_t placed_count;
     bool is_cut;
     ep_layer_balance *balances;   /* [layers] */
@@ -30,7 +30,7 @@ typedef struct policy_result {
     double *node_bytes;           /* [nodes] of weights */
     double over_mean, over_bound; /* the worst layer's */
     double bytes_max, bytes_min;  /* of a node */
-    ep_plan_cost sum; /* of all layers; nodes_per_token and read_bytes: of a layer on average */
+    ep_plan_cost sum; /* total of all layers; nodes_per_token and read_bytes: average per layer */
 } policy_result;
 
 typedef struct plan {
@@ -194,7 +194,7 @@ static const ep_placed_layer *placed_layer(const policy_result *of, uint32_t lay
                                  : &of->placements[layer]->layers[0];
 }
 
-/* More than the coordinator balances: each layer is placed on its own then. */
+/* More than the coordinator balances, so each layer is placed on its own. */
 static bool is_beyond(const plan *p)
 {
     uint64_t cells = 0;
@@ -445,7 +445,7 @@ static void layer_cells(ep_cli_table *table, const policy_result *of, uint32_t l
     ep_cli_table_cell(table, "%.1f", of->costs[layer].time_s * 1e6);
 }
 
-/* The policies under each other: side by side they would not fit. */
+/* Prints policies in rows, since in columns they would not fit. */
 static bool print_layers(const plan *p)
 {
     ep_cli_table *table = ep_cli_table_create(">LAYER|POLICY|>/MEAN|>/BOUND|>NODES/TOKEN|>US");

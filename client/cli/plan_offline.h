@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expertctl plan for machines that do not exist yet: a model's config.json, a load, and numbers of
- * nodes. */
+/* expertctl plan without a service, from a model's config.json, a load, and numbers of nodes. */
 #ifndef EP_CLI_PLAN_OFFLINE_H
 #define EP_CLI_PLAN_OFFLINE_H
 
@@ -14,15 +13,15 @@ typedef struct ep_cli_plan_offline {
     uint64_t seed;
     uint32_t nodes;
     uint32_t copies;           /* of each expert */
-    uint32_t spare_copies;     /* of each layer, by load */
-    double weight_bits;        /* 0: of the config's dtype */
+    uint32_t spare_copies;     /* further copies per layer, by load */
+    double weight_bits;        /* 0: those of the config's dtype */
     uint64_t tokens;           /* of a step */
     const char *measured_file; /* NULL: none */
-    ep_plan_machine machine;   /* 0: of the file, else the default */
+    ep_plan_machine machine;   /* fields of 0: from the file, else the default */
     const char *map_file;      /* NULL: none */
 } ep_cli_plan_offline;
 
-/* Works it out, prints, writes. */
+/* Computes and prints the plan and writes the map. */
 ep_err ep_cli_plan_offline_run(ep_cli_call *call, const ep_cli_plan_offline *options,
                                ep_error *out_error);
 

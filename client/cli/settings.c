@@ -21,7 +21,7 @@
 
 static ep_cli_origins *const origins = &ep_cli_origins_noted;
 
-/* ---- what else is set ---- */
+/* ---- adding flags ---- */
 
 static bool add_flag(const struct argp_option *row, const char *value, size_t bytes,
                      const char *name, ep_error *out_error)
@@ -43,8 +43,8 @@ static bool add_flag(const struct argp_option *row, const char *value, size_t by
     return true;
 }
 
-/* "true" or "false" for a flag without a value; one flag for each part of one that may be
- * repeated. */
+/* Adds flags for a text: "true" or "false" for a flag without a value; one flag per part if it may
+ * be repeated. */
 static bool set_row(const struct argp_option *row, const char *text, const char *name,
                     ep_error *out_error)
 {
@@ -73,13 +73,13 @@ static bool set_row(const struct argp_option *row, const char *text, const char 
 /* ---- the levels below the command line ---- */
 
 typedef struct levels {
-    ep_cli_given all; /* every flag there is */
+    ep_cli_given all; /* all flags of all commands */
     ep_options *variables;
-    ep_cli_contexts *contexts; /* NULL: none in use */
+    ep_cli_contexts *contexts; /* NULL: no context is in use */
     size_t context;
 } levels;
 
-/* All long flags as a table of options: its environment is read as that of the daemons. */
+/* Makes a table of options of all long flags, so that variables are read as the daemons' are. */
 static ep_err read_variables(const char *program, const ep_cli_command *const *commands, levels *l,
                              ep_error *out_error)
 {
@@ -106,8 +106,7 @@ static ep_err read_variables(const char *program, const ep_cli_command *const *c
     return err;
 }
 
-/* The row's variable and what it says; "" nothing, or a flag of this name with values of another
- * kind. */
+/* The row's variable and its text; "": not set, or its flag has another kind of values. */
 static const char *variable_of(const levels *l, const struct argp_option *row,
                                char out_name[VARIABLE_BYTES])
 {
@@ -123,7 +122,7 @@ static const char *variable_of(const levels *l, const struct argp_option *row,
     return is_same_kind ? ep_options_text(l->variables, key) : "";
 }
 
-/* By --context, else its variable, else the file's word; only for commands that have the flag. */
+/* Finds the context: by --context, its variable, or the file; only for commands with that flag. */
 static ep_err read_context(levels *l, const ep_cli_given *given, ep_error *out_error)
 {
     char variable[VARIABLE_BYTES];
@@ -175,7 +174,7 @@ static void note_other(const struct argp_option *row, const char *dashes, const 
 
 static const char *const address_flags[] = {"coordinator", "node", "admin"};
 
-/* A flag's or variable's text, "" none. */
+/* The text of a flag or its variable; "": none. */
 static const char *said_above(const levels *l, const ep_cli_given *given, const char *flag)
 {
     char name[VARIABLE_BYTES];
@@ -184,15 +183,15 @@ static const char *said_above(const levels *l, const ep_cli_given *given, const 
     return text != NULL ? text : row != NULL ? variable_of(l, row, name) : "";
 }
 
-/* Must a peer that is reached over TLS prove that it is of the context's CA? */
+/* Whether TLS peers are checked with the context's CA. */
 static bool context_judges(const levels *l, const ep_cli_given *given)
 {
     return said_above(l, given, "tls-ca")[0] == '\0' &&
            ep_cli_contexts_value(l->contexts, l->context, "tls-ca", NULL)[0] != '\0';
 }
 
-/* Is this address, or each of several with commas between them, named by the context, or of its
- * CA? */
+/* Whether each of these addresses, separated by commas, is the context's or is checked with its
+ * CA. */
 static bool is_of_context(const levels *l, const char *urls, bool judges)
 {
     for (size_t bytes; bytes = strcspn(urls, ","), bytes > 0;
@@ -213,7 +212,7 @@ static bool is_of_context(const levels *l, const char *urls, bool judges)
     return true;
 }
 
-/* An address above the context that is none of its own; NULL: there is none. */
+/* An address of a flag or variable that is not the context's; NULL: there is none. */
 static const char *stranger_of(const levels *l, const ep_cli_given *given)
 {
     for (size_t f = 0; f < sizeof(address_flags) / sizeof(address_flags[0]); f++) {
@@ -225,7 +224,8 @@ static const char *stranger_of(const levels *l, const ep_cli_given *given)
     return NULL;
 }
 
-/* Its token is a secret between us and its own addresses. */
+/* Whether a context's token is not to be used, since it may be sent only to the context's
+ * addresses. */
 static bool keeps_token(const levels *l, const ep_cli_given *given, const struct argp_option *row)
 {
     static bool is_said;
@@ -255,7 +255,8 @@ static bool set_from_context(const levels *l, const ep_cli_given *given,
     return text[0] == '\0' || keeps_token(l, given, row) || set_row(row, text, name, out_error);
 }
 
-/* A coordinator or nodes: who names one wants nothing of the other from a lower level. */
+/* coordinator and node exclude each other: if one is set, the other is not taken from a lower
+ * level. */
 static const struct argp_option *rival_of(const ep_cli_given *given, const struct argp_option *row)
 {
     const char *rival = strcmp(row->name, "node") == 0          ? "coordinator"
@@ -287,7 +288,7 @@ static bool set_flags_of(levels *l, const ep_cli_given *given, ep_error *out_err
     return good;
 }
 
-/* Whoever asks for help gets it. */
+/* Help is shown whatever else is set. */
 static bool asks_for_help(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++) {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What sets an option that is not on the command line. Every long flag of the argp tables has a
+ * Values of options that are not on the command line. Every long flag of the argp tables has a
  * variable:
  *
  *     --token-file FILE     EXPERTCTL_TOKEN_FILE=FILE
  *     --wait                EXPERTCTL_WAIT=true, or false
  *     --node URL, repeated  EXPERTCTL_NODE=URL,URL
  *
- * A flag beats its variable, that the context in use (context_file.h), that the default. Where a
- * name has values of two kinds (--output) the variable stands for the kind of the first command:
- * table|json.
+ * A flag overrides its variable, a variable the context in use (context_file.h), the context the
+ * default. If a flag has two kinds of values (--output), the variable is of the kind of the first
+ * command: table|json.
  *
  * Threads  one at a time.
  */
@@ -27,11 +27,11 @@
     "seconds, or what the option's name says; SIZE has K, M, G or T, powers of 1024."
 
 /*
- * Puts what variables and the context set behind argv[0], as flags, so that the command's parser
- * reads all of it. commands: all, NULL past the end. Warns on stderr of variables that belong to no
- * flag. *argv is a new one for free(), or as it was; its texts last as long as the program. False,
- * with a line on stderr: a value that no flag could have, no such context, a damaged file of
- * contexts, or no memory.
+ * Inserts the settings of variables and the context as flags after argv[0], so that the command's
+ * parser reads them too. commands: all, NULL past the end. Warns on stderr of variables without a
+ * flag. *argv is unchanged or a new array for free(), whose texts are never freed. False, with a
+ * line on stderr: a value that no flag could have, an unknown context, a damaged file of contexts,
+ * or no memory.
  */
 bool ep_cli_settings_apply(const ep_cli_command *const *commands, const struct argp *argp,
                            int *argc, char ***argv);

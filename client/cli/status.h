@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The state of the service and whether it is healthy. A problem is a sentence; none means healthy.
+ * The state of the service, and its problems as sentences; without problems it is healthy.
  *
  * Threads  one at a time.
  */
@@ -15,7 +15,7 @@
 #define EP_CLI_PROBLEM_BYTES 640
 
 typedef struct ep_cli_problems {
-    size_t count; /* all; only the first EP_CLI_PROBLEMS_MAX are kept */
+    size_t count; /* of all; only the first EP_CLI_PROBLEMS_MAX are kept */
     char texts[EP_CLI_PROBLEMS_MAX][EP_CLI_PROBLEM_BYTES];
 } ep_cli_problems;
 
@@ -23,18 +23,18 @@ void ep_cli_problem_add(ep_cli_problems *problems, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* ["...", ...] */
 json_t *ep_cli_problems_json(const ep_cli_problems *problems);
-/* "healthy", or one line for each. */
+/* Prints "healthy", or a line per problem. */
 void ep_cli_problems_print(const ep_cli_problems *problems, FILE *out);
 
-/* What the coordinator itself finds wrong. Pure. */
+/* Takes the problems that the coordinator reports. Pure. */
 void ep_cli_cluster_check(const Expertd__V1__ClusterStatusReply *cluster,
                           ep_cli_problems *out_problems);
-/* table NULL: there is none yet. */
+/* table NULL: none yet. */
 bool ep_cli_cluster_print(const char *url, const Expertd__V1__ClusterStatusReply *cluster,
                           const ep_routing_table *table, const ep_cli_problems *problems,
                           ep_cli_format format, FILE *out);
 
-/* What the nodes say themselves. Pure. */
+/* Finds problems in the nodes' own reports. Pure. */
 void ep_cli_nodes_check(const ep_cli_node_list *nodes, ep_cli_problems *out_problems);
 bool ep_cli_nodes_print(const ep_cli_node_list *nodes, const ep_cli_problems *problems,
                         ep_cli_format format, FILE *out);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The status as a coordinator knows it. */
+/* The status by a coordinator. */
 #include <inttypes.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The status as nodes report it themselves. */
+/* The status by the nodes' own reports. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -119,7 +119,7 @@ static bool print_node_table(const ep_cli_node_list *nodes, FILE *out)
     return good;
 }
 
-/* Nothing where nodes have none. */
+/* Prints nothing if no node has devices. */
 static bool print_device_table(const ep_cli_node_list *nodes, FILE *out)
 {
     ep_cli_table *table = NULL;
@@ -151,7 +151,7 @@ static bool print_device_table(const ep_cli_node_list *nodes, FILE *out)
     return good;
 }
 
-/* Of weight_quant. */
+/* Adds an error of weight_quant. */
 static void add_error(ep_cli_table *table, double error)
 {
     ep_cli_table_cell(table, error > 0 ? "%.4f" : "-", error);

@@ -17,7 +17,7 @@
 
 #define ENTER "\033[?1049h\033[?25l" /* alternate screen, no cursor */
 #define LEAVE "\033[?25h\033[?1049l"
-#define END_OF_INPUT 4 /* ^D, as a byte: lines are not waited for */
+#define END_OF_INPUT 4 /* ^D as a byte, since input is not by lines */
 #define KEYS_BYTES 64
 
 static const int fatal[] = {SIGQUIT, SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
@@ -36,7 +36,7 @@ static void write_all(const char *text, size_t bytes)
             continue;
         }
         if (n <= 0) {
-            return; /* it is gone; SIGHUP says so too */
+            return; /* the terminal is gone; there is a SIGHUP too */
         }
         text += n;
         bytes -= (size_t)n;
@@ -64,7 +64,7 @@ static void on_fatal(int signal_number)
     if (terminal.is_open) {
         leave();
     }
-    raise(signal_number); /* as if we had not been there: SA_RESETHAND */
+    raise(signal_number); /* ends by the signal's default action: SA_RESETHAND */
 }
 
 ep_err ep_cli_terminal_prepare(ep_error *out_error)
@@ -104,7 +104,7 @@ void ep_cli_terminal_draw(const char *lines)
 {
     char *text = NULL;
     size_t text_bytes = 0;
-    FILE *out = open_memstream(&text, &text_bytes); /* one write, so that nothing flickers */
+    FILE *out = open_memstream(&text, &text_bytes); /* one write avoids flicker */
     if (out == NULL) {
         return;
     }
@@ -114,7 +114,8 @@ void ep_cli_terminal_draw(const char *lines)
         bytes = strcspn(lines, "\n");
         fprintf(out, "%.*s\033[K", (int)bytes, lines);
         bytes += lines[bytes] != '\0';
-        if (lines[bytes] != '\0' && rows > 1) { /* the end of the last line would scroll */
+        /* no newline after the last line, which would scroll */
+        if (lines[bytes] != '\0' && rows > 1) {
             fputc('\n', out);
         }
     }
@@ -158,7 +159,7 @@ static ep_cli_event read_signal(void)
     }
 }
 
-/* Of what one press sends; others mean nothing. */
+/* Reads the bytes of a key; other bytes are ignored. */
 static ep_cli_event read_key(void)
 {
     static const struct {
@@ -173,7 +174,7 @@ static ep_cli_event read_key(void)
     if (n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN)) {
         return EP_CLI_EVENT_QUIT;
     }
-    for (ssize_t i = 0; i < n; i++) { /* it may stand among others that were typed at once */
+    for (ssize_t i = 0; i < n; i++) { /* it may be among other bytes read at once */
         if (keys[i] == 'q' || keys[i] == 'Q' || keys[i] == END_OF_INPUT) {
             return EP_CLI_EVENT_QUIT;
         }

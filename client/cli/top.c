@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "output.h"
 
-#define HOT_LEAST 3 /* rows of the hottest, before nodes take their place */
+#define HOT_LEAST 3 /* rows that the hottest keep even if nodes need room */
 #define LINE_BYTES 512
 
 void ep_top_sample_fini(ep_top_sample *sample)
@@ -27,8 +27,7 @@ double ep_top_rate(uint64_t before, uint64_t now, uint64_t ns)
     return now > before && ns > 0 ? (double)(now - before) * 1e9 / (double)ns : 0.0;
 }
 
-/* The same process in the sample before; NULL: it was not there, did not answer, or has
- * restarted. */
+/* The same process in the former sample; NULL: not there, no answer, or restarted since. */
 static const Expertd__V1__NodeStatusReply *status_before(const ep_top_sample *before,
                                                          const Expertd__V1__NodeStatusReply *now)
 {
@@ -41,7 +40,7 @@ static const Expertd__V1__NodeStatusReply *status_before(const ep_top_sample *be
     return NULL;
 }
 
-/* Keeps the hottest first; cold ones do not count. */
+/* Inserts by heat, hottest first; cold ones are left out. */
 static size_t keep(ep_top_hot *list, size_t count, size_t max, const ep_top_hot *hot)
 {
     size_t at = count;
@@ -89,7 +88,7 @@ static bool was_seen(const ep_top_sample *now, size_t node, const Expertd__V1__L
     return false;
 }
 
-/* Rows per second of a layer on all nodes from this one on. */
+/* Rows per second of a layer, summed over the nodes from first on. */
 static double layer_rate(const ep_top_sample *before, const ep_top_sample *now, size_t first,
                          const Expertd__V1__LayerStatus *layer)
 {
@@ -172,7 +171,7 @@ static const char *state_of(const ep_cli_node *node)
     return node->status != NULL ? node->status->state : "silent";
 }
 
-/* was NULL: there is no rate yet. */
+/* was NULL: no rate yet. */
 static void rate_cell(ep_cli_table *table, const uint64_t *was, uint64_t is, uint64_t ns)
 {
     if (was == NULL || ns == 0) {
@@ -231,14 +230,14 @@ static ep_cli_table *hot_table(const char *headings, const ep_top_hot *hot, size
     return table;
 }
 
-/* ---- what fits ---- */
+/* ---- layout ---- */
 
 /* Rows under each heading. */
 typedef struct room {
     size_t nodes;
     size_t layers;
     size_t experts;
-    bool has_layers; /* with its heading, and an empty line before it */
+    bool has_layers; /* shown, with its heading and an empty line before it */
     bool has_experts;
 } room;
 
@@ -247,8 +246,7 @@ static size_t at_most(size_t value, size_t max)
     return value < max ? value : max;
 }
 
-/* rows: of the screen, without what stands above the nodes' heading; has_experts: the coordinator
- * gave some. */
+/* rows: of the screen, from the nodes' heading on; has_experts: the coordinator sent some. */
 static room share_rows(size_t rows, size_t nodes, size_t layers, size_t experts, bool has_experts)
 {
     const size_t heading = 2;
@@ -280,7 +278,7 @@ static room share_rows(size_t rows, size_t nodes, size_t layers, size_t experts,
     return r;
 }
 
-/* Adds a part to the line when there is room for all of it. */
+/* Adds a part to the line if all of it fits. */
 static void add_part(char line[LINE_BYTES], size_t columns, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 static void add_part(char line[LINE_BYTES], size_t columns, const char *format, ...)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What expertctl top shows: two samples in, tables or JSON of rates out. Pure but for the
- * printing. */
+/* The views of expertctl top: two samples in, tables or JSON of rates out. Pure, except that it
+ * prints. */
 #ifndef EP_CLI_TOP_H
 #define EP_CLI_TOP_H
 
@@ -14,10 +14,10 @@
 
 typedef struct ep_top_sample {
     uint64_t at_ns;
-    int64_t clock_us;                         /* of day */
+    int64_t clock_us;                         /* time of day */
     ep_cli_node_list nodes;                   /* owned */
-    Expertd__V1__StatisticsReply *statistics; /* owned; NULL: the coordinator gave none */
-    ep_error coordinator_error;               /* code EP_OK: it answered, or none is asked */
+    Expertd__V1__StatisticsReply *statistics; /* owned; NULL: none from the coordinator */
+    ep_error coordinator_error;               /* code EP_OK: it answered, or there is none */
 } ep_top_sample;
 
 void ep_top_sample_fini(ep_top_sample *sample);
@@ -30,32 +30,32 @@ typedef struct ep_top_hot {
     double per_s;
 } ep_top_hot;
 
-/* Growth of a counter per second; 0 for one that began anew. */
+/* Increase of a counter per second; 0 if it has started again. */
 double ep_top_rate(uint64_t before, uint64_t now, uint64_t ns);
-/* The layers with most rows per second of all nodes together, hottest first; how many of
+/* The layers with the most rows per second over all nodes, hottest first. Returns how many of
  * out_hot[max] are filled. */
 size_t ep_top_hot_layers(const ep_top_sample *before, const ep_top_sample *now, ep_top_hot *out_hot,
                          size_t max);
-/* The experts with most slots per second, as the coordinator adds them up. */
+/* The same for experts, by the coordinator's sums of slots. */
 size_t ep_top_hot_experts(const ep_top_sample *before, const ep_top_sample *now,
                           ep_top_hot *out_hot, size_t max);
 
 typedef struct ep_top_view {
-    size_t hottest;    /* layers, and experts; 1..EP_TOP_HOTTEST_MAX */
-    ep_screen screen;  /* columns and rows that the view may take; 0: any number */
-    size_t first_node; /* of those shown; what is beyond the last ones is corrected */
+    size_t hottest;    /* number of layers, and of experts; 1..EP_TOP_HOTTEST_MAX */
+    ep_screen screen;  /* the view's columns and rows; 0: any number */
+    size_t first_node; /* first node shown; corrected if it is too large */
     const char *hint;  /* at the end of the first line */
 } ep_top_view;
 
 /*
- * A line of sums, then tables of nodes and of the hottest layers and experts. Where rows are
- * bounded all headings stay, with as many rows under each as there is room for, nodes first. before
- * may be now: there are no rates then. *out_nodes_shown may be NULL. False: out of memory, or the
- * file takes no more.
+ * Prints a line of sums, then tables of nodes and of the hottest layers and experts. If rows are
+ * limited, all headings stay, with as many rows under each as there is room for, nodes first.
+ * before may be now; then there are no rates. out_nodes_shown may be NULL. False: no memory, or
+ * writing failed.
  */
 bool ep_top_print(const ep_top_sample *before, const ep_top_sample *now, ep_top_view *io_view,
                   size_t *out_nodes_shown, FILE *out);
-/* The same figures, of all nodes; its shape is in `expertctl top --help`. NULL: out of memory. */
+/* The same figures for all nodes; `expertctl top --help` describes the form. NULL: no memory. */
 json_t *ep_top_json(const ep_top_sample *before, const ep_top_sample *now, size_t hottest);
 
 #endif

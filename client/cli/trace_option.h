@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Option --traceparent of the commands that send token batches, and the trace id their calls share.
- * The probes of tracing are loaded when the command line has been read, unless EXPERTD_TRACING=off
- * is in the environment.
+ * Option --traceparent of commands that send token batches, and the trace id of their calls. The
+ * trace probes are loaded after the command line was read, unless EXPERTD_TRACING=off is set.
  */
 #ifndef EP_CLI_TRACE_OPTION_H
 #define EP_CLI_TRACE_OPTION_H
@@ -13,9 +12,9 @@
 
 extern const ep_cli_options ep_cli_trace_options;
 
-/* For ep_moe_args.traceparent; NULL: neither given nor can anything be recorded. */
+/* For ep_moe_args.traceparent; NULL: not given, and no recording is possible. */
 const char *ep_cli_trace_parent(void);
-/* One line with the trace id to stderr, when it was given or a session records this process. */
+/* Prints the trace id to stderr if it was given or a session records this process. */
 void ep_cli_trace_report(void);
 
 #endif

@@ -4,11 +4,12 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define ERROR_SHARE 0.05 /* of two equal modes, how often one may seem the faster */
+#define ERROR_SHARE 0.05 /* how often one of two equal modes may seem faster */
 
 uint32_t ep_cli_tune_wins_needed(uint32_t rounds)
 {
-    double ways = 1, tail = 0; /* of `wins` heads in `rounds` throws; of so many or more */
+    /* ways to get `wins` heads in `rounds` throws; probability of so many or more */
+    double ways = 1, tail = 0;
     for (uint32_t wins = rounds;; wins--) {
         tail += ways / pow(2, rounds);
         if (2 * tail > ERROR_SHARE) {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From measured times to a value of decode_tokens_max, or to why none can be suggested.
+ * Suggests a value of decode_tokens_max from measured times, or says why it cannot.
  *
- * A size is measured in rounds, both modes side by side in each. A mode is faster there when it won
- * so many rounds that two equal modes would not in 19 of 20 times (sign test, both sides), and by
- * more than EP_CLI_TUNE_SHARE_MIN in the median. All else is noise.
+ * Each size is measured in rounds, both modes in each. A mode is faster at a size if it wins so
+ * many rounds that two equal modes would do so in less than 1 of 20 cases (two-sided sign test),
+ * and by more than EP_CLI_TUNE_SHARE_MIN in the median. Otherwise the difference is noise.
  *
  * Pure: no clock, no I/O.
  */
@@ -32,7 +32,7 @@ typedef struct ep_cli_tune_size {
     uint32_t rounds;
     double decode_us[EP_CLI_TUNE_ROUNDS_MAX]; /* median of a round */
     double prefill_us[EP_CLI_TUNE_ROUNDS_MAX];
-    double decode_compute_us[EP_CLI_TUNE_ROUNDS_MAX]; /* of these, what the slowest node computed */
+    double decode_compute_us[EP_CLI_TUNE_ROUNDS_MAX]; /* the slowest node's computing in these */
     double prefill_compute_us[EP_CLI_TUNE_ROUNDS_MAX];
 } ep_cli_tune_size;
 
@@ -47,14 +47,14 @@ typedef struct ep_cli_tune_verdict {
     uint32_t prefill_wins;
 } ep_cli_tune_verdict;
 
-/* Rounds of so many that a mode must win. */
+/* How many of the rounds a mode must win. */
 uint32_t ep_cli_tune_wins_needed(uint32_t rounds);
 void ep_cli_tune_judge(const ep_cli_tune_size *size, ep_cli_tune_verdict *out_verdict);
 
 /*
- * sizes ascend. The largest size measured at which prefill does not win, when decode wins at a
- * smaller or that size and prefill at the next: what is between two sizes was not measured. 0: none
- * can be suggested, and *out_why says why (static text).
+ * sizes ascend. Suggests the largest measured size at which prefill does not win, if decode wins at
+ * that or a smaller size and prefill at the next one. 0: no suggestion; *out_why is the reason
+ * (static text).
  */
 uint32_t ep_cli_tune_choose(const ep_cli_tune_size *sizes, const ep_cli_tune_verdict *verdicts,
                             size_t count, const char **out_why);

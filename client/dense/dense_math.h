@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The formulas of a Mixtral model outside of its experts, in f32. Every dot product is one chain of
- * fused multiply-adds in ascending index, every other operation is rounded by itself: the same bits
- * on every machine and for every batch.
+ * The operations of a Mixtral model outside its experts, in f32. Each dot product is one chain of
+ * fused multiply-adds in ascending index, and all other operations are rounded separately, so bits
+ * are the same on every machine and for every batch.
  *
  * Threads  pure.
  */

@@ -42,7 +42,7 @@ static void attention(ep_dense_model *model, ep_dense_layer *layer, float *x, si
     }
 }
 
-/* The row the experts get, and the router's logits of just that row. */
+/* Makes the row that the experts get, and the router's logits for it. */
 static void prepare_row(ep_dense_model *model, const ep_dense_layer *layer, uint32_t token)
 {
     size_t hidden = model->shape.hidden;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening and freeing a dense model: what is accepted, which tensors are read, what is
- * allocated. */
+/* Opens and frees a dense model: checks the configuration, reads tensors, allocates memory. */
 #include "dense/dense_weights.h"
 
 #include <inttypes.h>
@@ -18,7 +17,7 @@ typedef struct loader {
     const ep_checkpoint *checkpoint;
     const ep_model_info *info;
     ep_error *error;
-    ep_err err; /* the first one; later steps do nothing */
+    ep_err err; /* the first error; later steps do nothing */
 } loader;
 
 /* count elements, zeroed. */
@@ -79,7 +78,7 @@ static void check_config(loader *load)
     }
 }
 
-/* The tensor of exactly this shape (d1 0: rank 1), widened. */
+/* Reads a tensor of exactly this shape (d1 0: rank 1), widened to f32. */
 static float *read_tensor(loader *load, const char *name, size_t d0, size_t d1)
 {
     ep_tensor_info info;

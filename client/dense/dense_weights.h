@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside of ep_dense_model: what open loads and allocates, and forward uses. */
+/* Internals of ep_dense_model: memory that open fills and forward uses. */
 #ifndef EP_CLI_DENSE_WEIGHTS_H
 #define EP_CLI_DENSE_WEIGHTS_H
 

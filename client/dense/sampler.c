@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Seeded sampling by the inverse of the running sum. */
+/* Seeded sampling by inverting the cumulative sum. */
 #include "dense/sampler.h"
 
 #include "base/check.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Picks the next token from logits. A pure function of logits, temperature and state: the same seed
- * gives the same text.
+ * Picks the next token from logits. Pure, so the same seed gives the same text.
  *
  *     temperature 0   the largest logit, the lowest index among equals
  *     else            p_i = exp((l_i - max) / temperature); u = 24 random bits / 2^24 * sum; the

@@ -438,8 +438,8 @@ bool ep_weight_cache_find(ep_weight_cache *cache, const ep_weight_cache_key *key
     struct stat st = {0};
     cache_head head, wanted;
     make_name(cache, key, out_file->name, sizeof(out_file->name));
+    /* without O_NONBLOCK opening a pipe would block for ever */
     const int fd =
-        /* without O_NONBLOCK opening a pipe would block for ever */
         is_barred(cache, out_file->name)
             ? -1
             : openat(cache->dir_fd, out_file->name, O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
