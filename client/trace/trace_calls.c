@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all calls of a recording come to: stages, failures, the slow node, calls over time, and
- * whose each span is. */
+/* Figures over all calls: stages, failures, the slow node, calls over time, the call of each
+ * span. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "trace/trace_figures.h"
 
 #define SLOW_SHARE 100    /* the slowest hundredth */
-#define FRAMES_FOR_P50 10 /* fewer are not compared */
+#define FRAMES_FOR_P50 10 /* a node with fewer is not compared */
 #define FRAMES_FOR_P99 100
-#define STANDS_OUT 1.2 /* times the others */
+#define STANDS_OUT 1.2 /* ratio to the other nodes */
 #define STATUS_MAX 64  /* above every ep_err */
 
 const char *const ep_cli_stage_names[EP_CLI_STAGES] = {
@@ -74,7 +74,7 @@ static void own_kind(owning *o, ep_cli_span_kind kind, uint64_t call, uint32_t p
     }
 }
 
-/* A job belongs to the first call whose rows it takes; others find it by its number. */
+/* A job belongs to the first call whose rows it computes; other calls find it by its number. */
 static void own_serve(owning *o, const ep_cli_span *serve)
 {
     size_t first;
@@ -93,7 +93,7 @@ static void own_serve(owning *o, const ep_cli_span *serve)
 
 static void own_gateway(owning *o, uint32_t gateway);
 
-/* inside: of a gateway, as in trace_path.c. */
+/* inside: the forward runs in a gateway, as in trace_path.c. */
 static void own_forward(owning *o, uint32_t forward, bool inside)
 {
     static const ep_cli_span_kind kinds[] = {EP_CLI_SPAN_plan, EP_CLI_SPAN_pack,
@@ -184,7 +184,7 @@ static int compare_failures(const void *a, const void *b)
     return x->count != y->count ? (x->count > y->count ? -1 : 1) : (int)x->status - (int)y->status;
 }
 
-/* A recording may hold any number; those that are none of ours count as UNKNOWN. */
+/* A recording may hold any number; a number that is no error code counts as UNKNOWN. */
 static ep_err status_of(const ep_cli_span *span)
 {
     return span->status == 0 ? EP_OK : ep_err_from_wire((uint32_t)span->status, EP_ERR_UNKNOWN);
@@ -255,7 +255,7 @@ static void compare_nodes(ep_cli_trace_figures *f, const ep_cli_trace_peer **nod
     }
     qsort_r(nodes, count, sizeof(*nodes), compare_exchange, &p99);
     const ep_cli_trace_peer *slowest = nodes[count - 1];
-    const ep_cli_trace_peer *against = nodes[(count - 2) / 2]; /* the others' median */
+    const ep_cli_trace_peer *against = nodes[(count - 2) / 2]; /* median of the others */
     int64_t base = exchange_time(against, p99);
     double times = base > 0 ? (double)exchange_time(slowest, p99) / (double)base : 0.0;
     f->slow.compared = true;
@@ -285,7 +285,7 @@ static ep_err make_slow(ep_cli_trace_figures *f, ep_error *out_error)
 
 static int compare_begin(const void *a, const void *b, void *arg)
 {
-    const ep_cli_trace_figures *f = arg; /* spans are by begin */
+    const ep_cli_trace_figures *f = arg; /* spans are sorted by begin */
     uint32_t x = f->requests[*(const uint32_t *)a];
     uint32_t y = f->requests[*(const uint32_t *)b];
     return x < y ? -1 : x > y;

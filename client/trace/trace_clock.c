@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Clocks of several hosts, brought together as NTP does it: a request leaves at t1 and is served
- * from t2 to t3, its answer is there at t4. The serving clock is ahead by ((t2 - t1) + (t3 - t4)) /
- * 2, wrong by at most half of the time on the way, (t4 - t1) - (t3 - t2). Of all pairs between two
- * recordings the one with the least time on the way is taken. Recordings are joined from the first
+ * Aligns the clocks of several hosts as NTP does it: a request leaves at t1, is served from t2 to
+ * t3, and its answer arrives at t4. The serving clock is ahead by ((t2 - t1) + (t3 - t4)) / 2; the
+ * error is at most half of the time on the way, (t4 - t1) - (t3 - t2). Of all pairs between two
+ * recordings the one with the least time on the way is used. Recordings are joined from the first
  * one outwards over the best pairs.
  */
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Span models for viewers. Viewers want spans of one track to nest strictly, so spans are first put
- * on lanes. */
+/* Span models written as files for viewers. A viewer's track must hold strictly nested spans, so
+ * spans are first put on lanes. */
 #ifndef EP_CLI_TRACE_EXPORT_H
 #define EP_CLI_TRACE_EXPORT_H
 
@@ -46,31 +46,31 @@ ep_err ep_cli_trace_lanes_make(const ep_cli_trace_model *model, ep_cli_trace_lan
 void ep_cli_trace_lanes_free(ep_cli_trace_lanes *lanes);
 
 /*
- * Begins and ends of one lane in nested order: for each span begin(i), what lies inside, end(i).
- * False as soon as step says so.
+ * Calls step with the begins and ends of one lane in nested order: for each span its begin, the
+ * spans inside, its end. Stops and returns false as soon as step does.
  */
 typedef bool ep_cli_trace_step(uint32_t span, bool is_end, void *arg);
 bool ep_cli_trace_lane_walk(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes,
                             uint32_t lane, ep_cli_trace_step *step, void *arg);
 
-/* trace_pick.c: what the HTML page holds of a recording that is too large for it. */
+/* trace_pick.c: the part of a recording that the HTML page shows if the whole is too large. */
 typedef struct ep_cli_trace_pick {
     bool *spans; /* [spans_count] */
-    bool *calls; /* [requests_count]; with their spans */
+    bool *calls; /* [requests_count]: shown with their spans */
     size_t spans_count;
     size_t calls_count;
 } ep_cli_trace_pick;
 
 /*
- * At most spans_max spans, of whole calls where they fit: in half of the room those that failed,
- * were slowest, hedged, or waited longest for a stage or a peer; then, in a tenth, the longest
- * spans of no call; then calls evenly over time. NO_MEMORY.
+ * Picks at most spans_max spans, of whole calls where they fit: up to half of spans_max from calls
+ * that failed, were slowest, hedged, or waited longest for a stage or a peer; then up to a tenth
+ * from the longest spans of no call; then calls evenly over time. NO_MEMORY.
  */
 ep_err ep_cli_trace_pick_make(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures,
                               size_t spans_max, ep_cli_trace_pick *out_pick, ep_error *out_error);
 void ep_cli_trace_pick_free(ep_cli_trace_pick *pick);
 
-/* Each: false when there is no memory or the file takes no more. */
+/* Each returns false when there is no memory or writing failed. */
 bool ep_cli_trace_write_perfetto(const ep_cli_trace_model *model, const ep_cli_trace_lanes *lanes,
                                  FILE *out);
 bool ep_cli_trace_write_html(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures,

@@ -53,8 +53,8 @@ static int compare_slowest(const void *a, const void *b, void *arg)
     return x < y ? -1 : x > y;
 }
 
-/* What someone asked for: not the layer call that a gateway makes for it, nor a gateway's part of a
- * recorded one. */
+/* A call that an application made: not the layer call that a gateway makes for it, and not the
+ * gateway span of a call whose exchange was recorded. */
 static bool is_request(const ep_cli_trace_model *model, uint32_t index)
 {
     const ep_cli_span *span = &model->spans[index];
@@ -87,7 +87,7 @@ static ep_err make_requests(const ep_cli_trace_model *model, ep_cli_trace_figure
 
 /* ---- peers ---- */
 
-/* Exchanges of one peer, all or those joined: their values of one sort. */
+/* Statistics of one kind of value over a peer's exchanges, all or only the joined ones. */
 static ep_cli_trace_stat gather_peer(const ep_cli_trace_model *model, const uint32_t *exchanges,
                                      size_t count, int what, int64_t *values)
 {
@@ -133,7 +133,7 @@ static bool is_gateways(const ep_cli_trace_model *model, const ep_cli_span *exch
            model->spans[exchange->mate].kind == EP_CLI_SPAN_gateway;
 }
 
-#define PEERS_MAX 1024 /* of the names a client gave; more are not told apart */
+#define PEERS_MAX 1024 /* further peers are left out */
 
 static ep_err make_peers(const ep_cli_trace_model *model, ep_cli_trace_figures *f, int64_t *values,
                          ep_error *out_error)

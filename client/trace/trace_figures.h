@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a span model says: figures per stage, per peer and per expert, where the time of a request
- * went, and what failed. `trace report` and the page of `trace export` say these. Pure. Times are
+ * Figures of a span model: per stage, per peer and per expert, where the time of a request went,
+ * and what failed. `trace report` and the page of `trace export` show them. Pure. Times are
  * nanoseconds; percentiles are by nearest rank.
  */
 #ifndef EP_CLI_TRACE_FIGURES_H
@@ -24,15 +24,15 @@ typedef struct ep_cli_trace_stat {
 typedef enum ep_cli_path_part {
     EP_CLI_PATH_PLAN,
     EP_CLI_PATH_PACK,
-    EP_CLI_PATH_NETWORK, /* exchange outside of its serve */
+    EP_CLI_PATH_NETWORK, /* the part of an exchange outside of its serve */
     EP_CLI_PATH_DECODE,
     EP_CLI_PATH_QUEUE,
     EP_CLI_PATH_JOB,
     EP_CLI_PATH_REPLY,
-    EP_CLI_PATH_NODE,     /* serve outside of decode, queue, job and reply */
+    EP_CLI_PATH_NODE,     /* a serve outside of decode, queue, job and reply */
     EP_CLI_PATH_GATEWAY,  /* a gateway span outside of the layer calls in it */
     EP_CLI_PATH_UNSERVED, /* an exchange whose serve was not recorded */
-    EP_CLI_PATH_LATE, /* waiting for an answer that was not used, until another copy was asked */
+    EP_CLI_PATH_LATE, /* the wait for an answer that was not used, until another copy was asked */
     EP_CLI_PATH_COMBINE,
     EP_CLI_PATH_CLIENT, /* none of the above */
     EP_CLI_PATH_PARTS
@@ -42,15 +42,15 @@ extern const char *const ep_cli_path_names[EP_CLI_PATH_PARTS];
 
 typedef struct ep_cli_trace_path {
     int64_t parts_ns[EP_CLI_PATH_PARTS]; /* together exactly the duration of the request */
-    /* name of the peer with the longest used exchange on the path, of nodes behind a gateway; 0
-     * none */
+    /* name of the peer with the longest used exchange on the path (behind a gateway: of the nodes);
+     * 0: none */
     uint32_t peer;
     int64_t peer_ns;
     uint32_t late_peer; /* name of the peer with the longest part of EP_CLI_PATH_LATE; 0 none */
     int64_t late_ns;
 } ep_cli_trace_path;
 
-/* Stages of a call: the parts of its critical path under the words of `expertctl bench`. */
+/* Stages of a call: the parts of its critical path under the names of `expertctl bench`. */
 typedef enum ep_cli_stage {
     EP_CLI_STAGE_PACK, /* plan, pack */
     EP_CLI_STAGE_WIRE, /* network */
@@ -70,7 +70,7 @@ extern const ep_cli_stage ep_cli_stage_of[EP_CLI_PATH_PARTS];
 
 typedef struct ep_cli_trace_peer {
     uint32_t name;
-    bool gateway; /* its exchanges were served by one; it is not compared with nodes */
+    bool gateway; /* the peer is a gateway; it is not compared with nodes */
     ep_cli_trace_stat exchange;
     ep_cli_trace_stat network;
     ep_cli_trace_stat serve;
@@ -78,7 +78,7 @@ typedef struct ep_cli_trace_peer {
     uint64_t unused;     /* exchanges whose answer was not used (hedging) */
     uint64_t slowest_of; /* requests whose critical path waited longest for this peer */
     int64_t waited_ns;   /* on critical paths */
-    /* on critical paths: for an answer that was not used, until another copy was asked */
+    /* on critical paths: EP_CLI_PATH_LATE */
     int64_t late_ns;
 } ep_cli_trace_peer;
 
@@ -100,8 +100,8 @@ typedef struct ep_cli_trace_failure {
     size_t first_count;
 } ep_cli_trace_failure;
 
-/* The node that stands out: its exchanges at the median or at p99 against those of the others'
- * median node. */
+/* The node that stands out: the median or p99 of its exchanges is compared with that of the median
+ * one of the other nodes. */
 typedef struct ep_cli_trace_slow {
     uint32_t peer; /* index of peers; EP_CLI_TRACE_NONE: none stands out */
     uint32_t against;
@@ -134,13 +134,13 @@ typedef struct ep_cli_trace_figures {
     /* without gaps, from the first call's begin to the last one's */
     ep_cli_trace_bin bins[EP_CLI_TRACE_BINS];
     size_t bins_count;
-    /* [spans_count]: index of requests for which the span was; EP_CLI_TRACE_NONE */
+    /* [spans_count]: the request a span belongs to, as index of requests; EP_CLI_TRACE_NONE */
     uint32_t *owner_of;
     uint32_t *in_time;   /* [requests_count]: indexes of requests, by begin */
     bool *hedged;        /* [requests_count]: an answer was not used */
     int64_t requests_ns; /* total of requests */
-    /* spans forward outside of gateways, gateway without the exchange that asked for it; slowest
-     * first */
+    /* indexes of forward spans outside of gateways, and of gateway spans without their exchange;
+     * slowest first */
     uint32_t *requests;
     ep_cli_trace_path *paths; /* [requests_count], in the same order */
     size_t requests_count;
@@ -153,7 +153,7 @@ typedef struct ep_cli_trace_figures {
     uint64_t traces_count;
 } ep_cli_trace_figures;
 
-/* NO_MEMORY. The model is finished. */
+/* The model must be finished. NO_MEMORY. */
 ep_err ep_cli_trace_figures_make(const ep_cli_trace_model *model, ep_cli_trace_figures *out_figures,
                                  ep_error *out_error);
 void ep_cli_trace_figures_free(ep_cli_trace_figures *figures);
@@ -162,7 +162,7 @@ void ep_cli_trace_figures_free(ep_cli_trace_figures *figures);
 void ep_cli_trace_path_find(const ep_cli_trace_model *model, uint32_t request,
                             ep_cli_trace_path *out_path);
 
-/* trace_calls.c: from requests, paths and peers, all that is said of calls. values holds
+/* trace_calls.c: fills in the figures of calls from requests, paths and peers. values: scratch of
  * [requests_count]. NO_MEMORY. */
 ep_err ep_cli_trace_calls_make(const ep_cli_trace_model *model, ep_cli_trace_figures *figures,
                                int64_t *values, ep_error *out_error);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One HTML file: trace_page.html around its scripts and the data as JSON, with nothing in it that
- * could end a script. */
+/* Writes one HTML file: trace_page.html with its scripts and the data as JSON. The data cannot
+ * contain the end of a script. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "trace/trace_report.h"
 
 #define EXPERTS_MAX 65536
-#define NAMES_MAX 4096 /* of peers; the last is "(too many names)" */
+#define NAMES_MAX 4096 /* peers; the last is "(too many names)" */
 #define STATUS_MAX 64
 
 extern const char ep_cli_trace_page_html[];
@@ -19,7 +19,7 @@ extern const char ep_cli_trace_page_data_js[];
 extern const char ep_cli_trace_page_summary_js[];
 extern const char ep_cli_trace_page_timeline_js[];
 
-/* '<' only occurs in strings of JSON; as \u003c it cannot begin a tag. */
+/* In JSON '<' occurs only in strings; written as \u003c it cannot begin a tag. */
 static int write_safe(const char *bytes, size_t count, void *arg)
 {
     FILE *out = arg;
@@ -149,8 +149,7 @@ static void write_call(writer *w, uint32_t request, size_t trace)
     fputc(']', w->out);
 }
 
-/* A trace id is written again where calls of another one lie between: a call is named by its place
- * in this list. */
+/* Calls are named by their index here. A trace id is written again after calls of another trace. */
 static void write_calls(writer *w)
 {
     uint32_t calls = 0;
@@ -183,7 +182,7 @@ static void write_calls(writer *w)
     free(list);
 }
 
-/* The same number for a job, its kernels and the groups of rows that went into it; 0 none. */
+/* Returns one number for a job, its kernels and its groups of rows; 0: none. */
 static size_t job_of(const ep_cli_trace_model *model, const ep_cli_span *span)
 {
     uint64_t job = span->kind == EP_CLI_SPAN_queue ? span->parent : span->call;
@@ -200,7 +199,7 @@ static size_t job_of(const ep_cli_trace_model *model, const ep_cli_span *span)
     return 0;
 }
 
-/* Times of begin are differences to the span before. */
+/* Each begin time is the difference to the span before. */
 static void write_spans(writer *w)
 {
     const ep_cli_trace_model *model = w->model;
@@ -272,7 +271,7 @@ static bool write_data(writer *w)
            fputs("\"end\":0}", out) != EOF;
 }
 
-/* The page up to the mark; what is behind it, or NULL. */
+/* Writes the page up to the mark. Returns the text behind it, or NULL on failure. */
 static const char *write_until(const char *page, const char *mark, FILE *out)
 {
     const char *end = strstr(page, mark);

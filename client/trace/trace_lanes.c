@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Spans on lanes: by begin, each goes to the first lane of its group where it nests. */
+/* Puts spans on lanes: by begin, each goes to the first lane of its group where it nests. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +19,7 @@ typedef struct group_state {
     lane_state *lanes;
     uint32_t lanes_count;
     uint32_t lanes_capacity;
-    uint32_t first; /* index of its lane 0 in the result */
+    uint32_t first; /* index of the group's lane 0 in the result */
 } group_state;
 
 static ep_cli_lane_group group_of(uint8_t kind)
@@ -45,7 +45,7 @@ static ep_cli_lane_group group_of(uint8_t kind)
     }
 }
 
-/* Spans come by begin, longer first. */
+/* Spans must come by begin, of equal begins the longer first. */
 static bool fits(const ep_cli_trace_model *model, lane_state *lane, const ep_cli_span *span)
 {
     while (lane->depth > 0 && model->spans[lane->stack[lane->depth - 1]].end_ns <= span->begin_ns) {
@@ -89,7 +89,7 @@ static bool place(const ep_cli_trace_model *model, group_state *group, uint32_t 
     return true;
 }
 
-/* Lane numbers within groups become indexes of all lanes. */
+/* Turns lane numbers within groups into indexes of all lanes. */
 static bool number_lanes(const ep_cli_trace_model *model, group_state *groups,
                          ep_cli_trace_lanes *out)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libbabeltrace2 takes folders, not files, and a bad stream spoils its folder: so folders of links
- * to the readable streams are made. */
+/* libbabeltrace2 reads folders, not files, and one bad stream makes its folder unreadable. So
+ * folders with links to the readable streams are made. */
 #include "trace/trace_load.h"
 
 #include <dirent.h>
@@ -18,10 +18,10 @@
 
 #define METADATA "metadata"
 #define FOLDERS_OPEN 16
-#define PATH_BYTES 4096 /* PATH_MAX: realpath writes so much */
+#define PATH_BYTES 4096 /* PATH_MAX, which realpath needs */
 
 typedef struct trace_sieve {
-    char dir[512]; /* temporary: the recording as links to its readable streams; "" none */
+    char dir[512]; /* temporary folder with links to the readable streams; "": none */
     ep_cli_skipped *skipped;
     size_t skipped_count;
 } trace_sieve;
@@ -32,7 +32,7 @@ typedef struct sift {
     size_t kept_count;
 } sift;
 
-/* from/name as to/name. */
+/* Links from/name as to/name. */
 static bool link_file(const char *from, const char *name, const char *to)
 {
     char target[2 * PATH_BYTES];
@@ -42,7 +42,7 @@ static bool link_file(const char *from, const char *name, const char *to)
     return a < (int)sizeof(target) && b < (int)sizeof(path) && symlink(target, path) == 0;
 }
 
-/* A stream alone in a folder. */
+/* Reads a stream alone in a folder. */
 static ep_err try_stream(const sift *s, const char *trace, const char *name, ep_error *out_error)
 {
     char alone[PATH_BYTES];
@@ -64,7 +64,7 @@ static ep_err try_stream(const sift *s, const char *trace, const char *name, ep_
     return err;
 }
 
-/* The temporary folder's name says nothing to anybody. */
+/* Removes the temporary folder's name from an error text. */
 static void cut_out(char *text, const char *dir, const char *rest)
 {
     char part[PATH_BYTES];
@@ -95,8 +95,8 @@ static void skip(sift *s, const char *trace, const char *name, const struct stat
     sieve->skipped_count += sieve->skipped != NULL;
 }
 
-/* Streams are the files beside the metadata; their index is left behind: the library makes its
- * own. */
+/* Streams are the files beside the metadata. The index folder is not linked: the library makes its
+ * own index. */
 static void sift_trace(sift *s, const char *trace, size_t number)
 {
     char whole[PATH_BYTES];
@@ -141,8 +141,8 @@ static void sieve_remove(trace_sieve *sieve)
     *sieve = (trace_sieve){0};
 }
 
-/* Reads each stream of dir alone, at most events_max events of it. False, and nothing is kept: no
- * stream is readable. */
+/* Reads each stream of dir alone, at most events_max events of it. False: no stream is readable,
+ * and nothing is kept. */
 static bool sieve_make(trace_sieve *out_sieve, const char *dir, uint64_t events_max)
 {
     const char *place = getenv("TMPDIR");
@@ -168,7 +168,7 @@ static bool sieve_make(trace_sieve *out_sieve, const char *dir, uint64_t events_
 
 /* ---- all recordings ---- */
 
-/* A recording that was sifted is read from its sieve. *out_failed: the recording of an error. */
+/* Reads a recording that has a sieve from there. *out_failed: the recording with the error. */
 static ep_err load_once(const char *const *dirs, size_t dirs_count, uint64_t events_max,
                         trace_sieve *sieves, ep_cli_trace_model **out_model, size_t *out_failed,
                         ep_error *out_error)
@@ -206,9 +206,9 @@ ep_err ep_cli_trace_load(const char *const *dirs, size_t dirs_count, uint64_t ev
                             dirs_count);
     }
     ep_err err = load_once(dirs, dirs_count, events_max, sieves, out_model, &failed, out_error);
+    /* Each try makes a new model: events read before an error are dropped. */
     while (err == EP_ERR_BAD_FILE && sieves[failed].dir[0] == '\0' &&
-           sieve_make(&sieves[failed], dirs[failed], events_max)) { /* what it told before is taken
-                                                                       back */
+           sieve_make(&sieves[failed], dirs[failed], events_max)) {
         err = load_once(dirs, dirs_count, events_max, sieves, out_model, &failed, out_error);
     }
     for (size_t i = 0; i < dirs_count; i++) {

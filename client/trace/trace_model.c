@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pairs of begin and end become spans; names and processes become small numbers. */
+/* Joins begins and ends to spans; names and processes become small numbers. */
 #include "trace/trace_model.h"
 
 #include <stdio.h>
@@ -163,10 +163,10 @@ static bool names_process(ep_cli_trace_process *p, const ep_cli_trace_event *eve
 }
 
 /*
- * Processes are told apart by pid; two names under one pid are two processes (containers count pids
- * on their own). Events without a name are of the first one. Spans of frames carry the name of a
- * connection's owner, of which a process may have several: they name a process only when nothing
- * else does.
+ * Finds the process of an event by pid and name: two names under one pid are two processes, since
+ * each container counts pids on its own. Events without a name go to the first process of the pid.
+ * Send and receive spans carry the name of a connection's owner; a process may have several of
+ * those, so this name is used only when there is no other.
  */
 static uint32_t process_of(ep_cli_trace_model *model, const ep_cli_trace_event *event,
                            ep_error *out_error)
@@ -295,7 +295,7 @@ static ep_err add_begin(ep_cli_trace_model *model, uint32_t process,
 {
     struct ep_cli_trace_tables *tables = model->tables;
     uint32_t peer = intern(model, event->peer);
-    uint32_t older = take_open(model, process, event); /* it stays without an end */
+    uint32_t older = take_open(model, process, event); /* never ended */
     if (older != EP_CLI_TRACE_NONE) {
         model->spans[older].again = true;
     }
@@ -336,7 +336,7 @@ static ep_err add_begin(ep_cli_trace_model *model, uint32_t process,
     return EP_OK;
 }
 
-/* The end knows what the begin could not: the job, the status, sometimes rows and peer. */
+/* An end event adds the job and the status, sometimes rows and peer. */
 static ep_err add_end(ep_cli_trace_model *model, uint32_t process, const ep_cli_trace_event *event,
                       ep_error *out_error)
 {
@@ -451,7 +451,7 @@ static void take_out_open(ep_cli_trace_model *model, ep_trace_id only)
     model->spans_count = kept;
 }
 
-/* Numbers that spans of the trace name, sorted: jobs of its queue spans, or its remote calls. */
+/* Collects, sorted, the jobs of the trace's queue spans or its remote calls. */
 static size_t named_calls(const ep_cli_trace_model *model, ep_trace_id trace, bool jobs,
                           uint64_t *out_calls)
 {
@@ -468,8 +468,8 @@ static size_t named_calls(const ep_cli_trace_model *model, ep_trace_id trace, bo
     return count;
 }
 
-/* Spans of the trace; jobs (with their kernels) that some queue span of it names; and frames of its
- * remote calls that were traced before their trace was read. */
+/* Keeps the spans of the trace, the jobs (with kernels) that its queue spans name, and spans of its
+ * remote calls recorded before the node had decoded the trace id. */
 static ep_err keep_trace(ep_cli_trace_model *model, ep_trace_id trace, ep_error *out_error)
 {
     uint64_t *jobs = malloc((model->spans_count + 1) * sizeof(*jobs));
@@ -634,7 +634,8 @@ static void join_kind(ep_cli_trace_model *model, ep_cli_span_kind kind, uint32_t
     }
 }
 
-/* What both sides did for a remote call has its number. Jobs serve other calls too. */
+/* Marks all spans with the number of the remote call, on both sides. Jobs are not marked: they
+ * serve other calls too. */
 static void mark_unused(ep_cli_trace_model *model, const ep_cli_span *exchange)
 {
     static const ep_cli_span_kind kinds[] = {EP_CLI_SPAN_send,  EP_CLI_SPAN_receive,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Spans from the begin and end events of recordings (lib/observe/trace_spans.def): who ran them,
- * which belong together, what is missing. Pure: no files, no clock, no threads.
+ * Makes spans of the begin and end events of recordings (lib/observe/trace_spans.def): which
+ * process ran them, which belong together, what is missing. Pure: no files, no clock, no threads.
  *
  *     create -> recording, add, discarded (any number) -> finish -> read the public fields
  *
@@ -23,10 +23,10 @@
 #define EP_CLI_TRACE_NAMES_MAX 65536 /* past that a name is "(too many names)" */
 #define EP_CLI_TRACE_LISTED_MAX 1000 /* unmatched events kept for the list; all are counted */
 #define EP_CLI_TRACE_PROCESSES_MAX 4096
-/* sessions start and stop in one process after the other */
+/* a session does not start and stop in all processes at the same moment */
 #define EP_CLI_TRACE_EDGE_NS 100000000LL
 #define EP_CLI_TRACE_RECORDINGS_MAX 64
-#define EP_CLI_TRACE_SKIPPED_MAX 64 /* of one recording, named; all are counted */
+#define EP_CLI_TRACE_SKIPPED_MAX 64 /* streams listed per recording; all are counted */
 #define EP_CLI_TRACE_NONE UINT32_MAX
 
 typedef enum ep_cli_span_kind {
@@ -39,7 +39,7 @@ typedef enum ep_cli_span_kind {
 extern const char *const ep_cli_span_names[EP_CLI_SPAN_KINDS];
 
 typedef struct ep_cli_trace_event {
-    int64_t time_ns; /* of the recording's clock */
+    int64_t time_ns; /* on the recording's clock */
     uint32_t recording;
     int32_t pid;
     int32_t tid;
@@ -64,7 +64,7 @@ typedef struct ep_cli_span {
     int64_t end_ns;
     ep_trace_id trace;
     uint64_t call;
-    uint64_t parent; /* the end's when it has one */
+    uint64_t parent; /* of the end event if that has one */
     uint64_t epoch;
     uint32_t process; /* index of processes */
     uint32_t peer;    /* index of names */
@@ -73,26 +73,26 @@ typedef struct ep_cli_span {
     int32_t layer;
     int32_t expert;
     int32_t status;
-    int32_t tid;    /* of the begin */
+    int32_t tid;    /* of the begin event */
     uint32_t mate;  /* exchange <-> serve or gateway of the same remote call; EP_CLI_TRACE_NONE */
-    uint32_t chain; /* own use of the model */
+    uint32_t chain; /* private to the model */
     uint8_t kind;
     bool open;
     bool again; /* begun again before it ended */
-    /* an exchange whose answer was not: other copies had answered (a hedge, or what was hedged);
-     * and all that was done for it, but jobs */
+    /* an exchange whose answer was not used, since another copy had answered (hedging); also all
+     * spans done for it except jobs */
     bool unused;
 } ep_cli_span;
 
 typedef struct ep_cli_trace_process {
     uint32_t recording;
     int32_t pid;
-    uint32_t node;   /* index of names: what the process calls itself; "" a client */
+    uint32_t node;   /* index of names: the node's name; "": a client */
     uint32_t thread; /* index of names: the name of its first thread, else of the first one seen */
-    uint32_t frames; /* index of names: what its send and receive spans call it */
-    bool calls;      /* it has forward spans: a client, whatever its connections are called */
+    uint32_t frames; /* index of names: its name in its send and receive spans */
+    bool calls;      /* it has forward spans: a client, whatever the name in frames */
     uint64_t spans_count;
-    int64_t first_ns; /* its first event: a recording reaches each process at another moment */
+    int64_t first_ns; /* its first event: a recording starts at another moment in each process */
 } ep_cli_trace_process;
 
 /* A begin without an end, or an end without a begin. */
@@ -119,19 +119,19 @@ typedef struct ep_cli_recording {
     char host[EP_CLI_TRACE_NAME_BYTES];
     uint8_t clock[16]; /* recordings with the same clock need no fit */
     bool has_clock;
-    int64_t offset_ns; /* what finish took off its times */
-    /* half the round trip of the pair it was fitted to; -1: no pair joins it with the first */
+    int64_t offset_ns; /* subtracted from its times by finish */
+    /* half the round trip of the pair used for the fit; -1: no pair joins it to the first */
     int64_t offset_error_ns;
     uint64_t events_count;
-    int64_t last_ns; /* of its events, on its own clock */
+    int64_t last_ns; /* last event, on its own clock */
     uint64_t discarded_events;
     uint64_t discarded_packets;
-    ep_cli_skipped *skipped; /* malloc'ed: the first EP_CLI_TRACE_SKIPPED_MAX */
+    ep_cli_skipped *skipped; /* the first EP_CLI_TRACE_SKIPPED_MAX */
     size_t skipped_count;    /* all */
 } ep_cli_recording;
 
 typedef struct ep_cli_trace_model {
-    ep_cli_span *spans; /* after finish: matched ones only, by begin_ns, longer first */
+    ep_cli_span *spans; /* after finish: without cut_begins */
     size_t spans_count;
     ep_cli_trace_process *processes;
     size_t processes_count;
@@ -154,12 +154,12 @@ typedef struct ep_cli_trace_model {
 } ep_cli_trace_model;
 
 /*
- * What has no partner, and why. Frames are on their way whenever a recording starts or stops: the
- * one half of their spans is then outside of it. Such an event is counted as cut, and not as
- * unmatched, when a span of its kind as long as the longest matched one of all recordings, or as
- * EP_CLI_TRACE_EDGE_NS, would reach past the edge: a begin that close to the recording's last
- * event, an end that close to its process's first. Everything else without a partner is unmatched,
- * also a span that was begun again under the same name, however late.
+ * Begins and ends without a partner. Frames are on their way whenever a recording starts or stops,
+ * so one event of their spans is outside of it. An event counts as cut instead of unmatched when
+ * its partner can lie outside: a begin near the recording's last event, an end near its process's
+ * first one. Near means within the longest matched span of its kind in all recordings, or
+ * EP_CLI_TRACE_EDGE_NS. Every other event without a partner is unmatched, also a span that was
+ * begun again before it ended, however late.
  */
 
 /* events_max 1..1e9. NULL: no memory. */
@@ -171,33 +171,33 @@ void ep_cli_trace_model_destroy(ep_cli_trace_model *model);
 ep_err ep_cli_trace_model_recording(ep_cli_trace_model *model, const char *path,
                                     ep_error *out_error);
 
-/* Events of one recording come by time. After events_max events it only sets cut. NO_MEMORY,
- * INVALID_ARGUMENT (kind or recording), RESOURCE_EXHAUSTED (more than EP_CLI_TRACE_PROCESSES_MAX
- * processes). */
+/* Events of one recording must come ordered by time. After events_max events it only sets cut.
+ * NO_MEMORY, INVALID_ARGUMENT (kind or recording), RESOURCE_EXHAUSTED (more than
+ * EP_CLI_TRACE_PROCESSES_MAX processes). */
 ep_err ep_cli_trace_model_add(ep_cli_trace_model *model, const ep_cli_trace_event *event,
                               ep_error *out_error);
 
 /*
- * Once, after the last event: takes out what is unmatched, keeps (and counts) only trace when it is
- * not 0,0 (and the jobs that worked for it), brings recordings of other hosts onto the first one's
- * clock, and joins remote calls.
+ * Call it once, after the last event. It takes out unmatched events, brings recordings of other
+ * hosts onto the first one's clock and joins remote calls. If trace is not 0,0, only its spans, and
+ * the jobs that worked for it, are kept and counted.
  */
 ep_err ep_cli_trace_model_finish(ep_cli_trace_model *model, ep_trace_id trace, ep_error *out_error);
 
-/* Spans of kind and call are by_call[*out_first .. + the returned count). */
+/* Finds the spans of kind and call: by_call[*out_first .. + the returned count). */
 size_t ep_cli_trace_model_find(const ep_cli_trace_model *model, ep_cli_span_kind kind,
                                uint64_t call, size_t *out_first);
-/* Exchanges and forwards whose parent is `call`: by_parent[*out_first .. + the returned count). */
+/* Finds exchanges and forwards whose parent is `call`: by_parent[*out_first .. + the returned
+ * count). */
 size_t ep_cli_trace_model_children(const ep_cli_trace_model *model, uint64_t call,
                                    size_t *out_first);
-/* The gateway span in which a forward span runs; NULL: none. */
+/* Returns the gateway span in which a forward span runs; NULL: none. */
 const ep_cli_span *ep_cli_trace_model_gateway(const ep_cli_trace_model *model, uint32_t forward);
-/* "node0", or the client's thread name; bytes hold "NAME (PID)" when with_pid. */
+/* Writes "node0" or the client's thread name, and " (PID)" behind it if with_pid. */
 void ep_cli_trace_process_name(const ep_cli_trace_model *model, uint32_t process, bool with_pid,
                                char *out_name, size_t bytes);
 
-/* trace_clock.c: offsets of all recordings, fitted to pairs of exchange and serve; called by
- * finish. */
+/* trace_clock.c: fits the offsets of all recordings to pairs of exchange and serve. For finish. */
 void ep_cli_trace_clock_fit(ep_cli_trace_model *model);
 
 #endif

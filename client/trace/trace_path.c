@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The critical path of a request, walked backwards: from its end, the child that ended last before
- * the point reached is what was waited for; what lies between two children is the parent's own
- * time. Every nanosecond is counted once. An answer that was not used was not waited for; but until
- * its rows were asked of another copy, it was. A request that went through a gateway is walked
- * through it, into the layer call inside.
+ * Finds the critical path of a request by walking backwards from its end. At each point the request
+ * waited for the child that ended last before it; the time between two children is the parent's
+ * own. Every nanosecond is counted once. The request waited for an answer that was not used only
+ * until another copy was asked for its rows. A request through a gateway is walked into the layer
+ * call inside the gateway.
  */
 #include "trace/trace_figures.h"
 
@@ -17,7 +17,7 @@ typedef struct walk {
     ep_cli_trace_path *path;
 } walk;
 
-/* The best so far of children that end last before `before`. */
+/* The child that ends last before `before`, of those seen so far. */
 typedef struct latest {
     uint32_t span; /* EP_CLI_TRACE_NONE */
     int64_t end_ns;
@@ -36,7 +36,7 @@ static void consider(latest *best, const ep_cli_trace_model *model, uint32_t ind
     }
 }
 
-/* Spans of kind with this number in call, of one process. */
+/* Considers the spans of one process with this kind and call. */
 static void consider_kind(latest *best, const ep_cli_trace_model *model, ep_cli_span_kind kind,
                           uint64_t call, uint32_t process)
 {
@@ -55,7 +55,7 @@ static int64_t later(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* serve: decode, queue, the jobs its groups went into, reply. */
+/* Children of a serve: decode, queue, the jobs its groups of rows went into, reply. */
 static void walk_serve(walk *w, const ep_cli_span *serve, int64_t since, int64_t until)
 {
     const ep_cli_trace_model *model = w->model;
@@ -90,8 +90,8 @@ static void walk_serve(walk *w, const ep_cli_span *serve, int64_t since, int64_t
 
 static void walk_gateway(walk *w, const ep_cli_span *gateway, int64_t since, int64_t until);
 
-/* inside: of a gateway; a gateway in it is not walked again, so that damaged recordings cannot lead
- * in circles. */
+/* inside: the exchange runs in a gateway. A gateway inside a gateway is not walked, so that a
+ * damaged recording cannot cause endless recursion. */
 static void walk_exchange(walk *w, const ep_cli_span *exchange, bool inside, int64_t since,
                           int64_t until)
 {
@@ -123,8 +123,8 @@ static void walk_exchange(walk *w, const ep_cli_span *exchange, bool inside, int
 }
 
 /*
- * What a combine waited for may overlap it by a moment; but an exchange never waits for one that
- * still runs when it begins: that one is left out when `ended`.
+ * A combine may begin a moment before an exchange it waits for ends. An exchange never waits for
+ * another one that still runs when it begins: ended leaves those out.
  */
 static void consider_exchanges(latest *best, const ep_cli_trace_model *model,
                                const ep_cli_span *forward, bool ended)
@@ -142,8 +142,8 @@ static void consider_exchanges(latest *best, const ep_cli_trace_model *model,
 }
 
 /*
- * Between children the client works; or, before another copy's exchange, it waits for one that is
- * not used in the end and still runs.
+ * The time between children: the client's own work, or, before another copy's exchange, the wait
+ * for a running exchange whose answer is not used in the end.
  */
 static void walk_gap(walk *w, const ep_cli_span *forward, bool before_exchange, int64_t since,
                      int64_t until)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Perfetto's TrackEvent protobuf, packet by packet. A file is a Trace message: each packet is its
- * field 1, so packets can be written one after the other. Packets of one track are written in
- * nested order; Perfetto keeps that order among equal times.
+ * Writes Perfetto's TrackEvent protobuf, packet by packet. A file is a Trace message whose field 1
+ * repeats the packets, so they can be written one after the other. Packets of one track are written
+ * in nested order; Perfetto keeps that order among equal times.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ typedef struct writer {
     uint64_t lane_uuid;
 } writer;
 
-/* Track ids: processes, their counters, then lanes. 0 is Perfetto's own. */
+/* Track ids: processes with their counters, then lanes. 0 is reserved by Perfetto. */
 static uint64_t process_uuid(uint32_t process)
 {
     return 1 + (uint64_t)process * (1 + COUNTERS);
@@ -80,8 +80,8 @@ static bool write_process(writer *w, uint32_t process)
     EpPerfetto__TrackDescriptor track = EP_PERFETTO__TRACK_DESCRIPTOR__INIT;
     EpPerfetto__ProcessDescriptor descriptor = EP_PERFETTO__PROCESS_DESCRIPTOR__INIT;
     ep_cli_trace_process_name(w->model, process, true, name, sizeof(name));
-    /* Pids of several hosts or containers may be equal, and Perfetto would make one process of
-     * them. */
+    /* Not the real pid: pids of several hosts or containers may be equal, and Perfetto would join
+     * those processes. */
     descriptor.has_pid = 1;
     descriptor.pid = (int32_t)process + 1;
     descriptor.process_name = name;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole calls for the page, so that each that is shown is shown with all it did. */
+/* Picks whole calls for the page, so that each call is shown with all its spans. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,19 +8,19 @@
 #define SLOWEST_KEPT 200
 #define FAILED_KEPT 200
 #define HEDGED_KEPT 50
-#define TOP 10 /* of each stage and peer */
+#define TOP 10 /* calls per stage and peer */
 #define PEERS_KEPT 64
-#define REFUSED_MAX 1000 /* then the page is as good as full */
+#define REFUSED_MAX 1000 /* after so many the page counts as full */
 
 typedef struct picker {
     const ep_cli_trace_model *model;
     const ep_cli_trace_figures *f;
     ep_cli_trace_pick *pick;
-    uint32_t *first_of; /* [requests_count + 1]: into owned, where the spans of a call begin */
+    uint32_t *first_of; /* [requests_count + 1]: where a call's spans begin in owned */
     uint32_t *owned;    /* spans by owner */
     int64_t *scores;    /* [requests_count] */
     size_t spans_max;
-    size_t refused; /* calls for which there was no room */
+    size_t refused; /* calls that did not fit */
 } picker;
 
 /* ---- spans of calls ---- */
@@ -41,12 +41,12 @@ static void index_owned(picker *p)
             p->owned[p->first_of[owner]++] = (uint32_t)i;
         }
     }
-    /* Each begin has moved to the end of its call, where the next one's begins. */
+    /* Filling moved each begin to the end of its call, which is the begin of the next call. */
     memmove(p->first_of + 1, p->first_of, p->f->requests_count * sizeof(*p->first_of));
     p->first_of[0] = 0;
 }
 
-/* How many of them are not kept yet; keeps them, while there is room, when `keep`. */
+/* Returns the number of spans not kept yet; if `keep`, keeps them while there is room. */
 static size_t visit_span(picker *p, uint32_t index, bool keep)
 {
     bool missing = !p->pick->spans[index];
@@ -57,7 +57,7 @@ static size_t visit_span(picker *p, uint32_t index, bool keep)
     return missing;
 }
 
-/* A job that is another call's and serves this one too. */
+/* The job of a queue span, if it belongs to another call. */
 static size_t visit_job(picker *p, uint32_t request, const ep_cli_span *queue, bool keep)
 {
     static const ep_cli_span_kind kinds[] = {EP_CLI_SPAN_job, EP_CLI_SPAN_kernel};
@@ -88,8 +88,8 @@ static size_t visit_call(picker *p, uint32_t request, bool keep)
     return missing;
 }
 
-/* Whole, unless the page is too small for any: then as far as it goes. room: what may be there
- * before. */
+/* Keeps a call as a whole if the page holds fewer than room spans; if the page is too small for any
+ * call, as many spans as fit. */
 static void keep_call(picker *p, uint32_t request, size_t room)
 {
     if (p->pick->calls[request] || p->pick->spans_count >= room || p->refused == REFUSED_MAX) {
@@ -184,7 +184,7 @@ static int compare_longer(const void *a, const void *b, void *arg)
     return more != 0 ? (more > 0 ? -1 : 1) : x < y ? -1 : x > y;
 }
 
-/* Spans of no call; owned has room behind those with an owner. */
+/* Keeps spans of no call. They are gathered in owned, behind the spans with an owner. */
 static void keep_others(picker *p, size_t room)
 {
     uint32_t *others = p->owned + p->first_of[p->f->requests_count];
@@ -200,7 +200,7 @@ static void keep_others(picker *p, size_t room)
     }
 }
 
-/* Halves, quarters, eighths ...: wherever it ends, what is kept is spread over the whole time. */
+/* Visits halves, quarters, eighths ...: wherever it stops, the kept calls are spread evenly. */
 static void keep_sample(picker *p, size_t room)
 {
     size_t places = 1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One child per recording; it tells what it reads through a pipe. */
+/* A child process per recording reads it and sends the events through a pipe. */
 #include "trace/trace_read.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@
 
 /* ---- where the traces are ---- */
 
-static ep_cli_traces *finding; /* nftw has no argument of ours */
+static ep_cli_traces *finding; /* nftw passes no user argument */
 static bool found_too_many;
 
 static int look(const char *path, const struct stat *st, int kind, struct FTW *where)
@@ -134,7 +134,7 @@ static ep_err listen_to(ep_cli_trace_model *model, const char *dir, FILE *in, bo
         *out_done = note.kind == EP_CLI_TRACE_NOTE_DONE;
         if (model->cut) {
             *out_done = true;
-            break; /* the child ends with the pipe */
+            break; /* closing the pipe ends the child */
         }
     }
     return EP_OK;
@@ -147,7 +147,7 @@ static ep_err read_traces(ep_cli_trace_model *model, const char *dir, const ep_c
     if (pipe2(ends, O_CLOEXEC) != 0) {
         return ep_error_set(out_error, EP_ERR_IO, "%s: pipe: %s", dir, strerror(errno));
     }
-    fflush(NULL); /* or the child would write it again */
+    fflush(NULL); /* else the child would write buffered output again */
     pid_t pid = fork();
     if (pid == 0) {
         close(ends[0]);

@@ -102,7 +102,7 @@ static json_t *failures_json(const ep_cli_trace_model *model, const ep_cli_trace
     return failures;
 }
 
-/* Null: no node stands out, or there are no two to compare. */
+/* Null: no node stands out, or fewer than two nodes can be compared. */
 static json_t *slowest_node_json(const ep_cli_trace_model *model, const ep_cli_trace_figures *f)
 {
     if (f->slow.peer == EP_CLI_TRACE_NONE) {

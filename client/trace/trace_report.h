@@ -8,17 +8,17 @@
 
 #include "trace/trace_figures.h"
 
-/* NULL: no memory. top: at most so many requests and experts. */
+/* top: most requests and experts to list. NULL: no memory. */
 json_t *ep_cli_trace_report_json(const ep_cli_trace_model *model,
                                  const ep_cli_trace_figures *figures, size_t top);
-/* False: no memory, or the file takes no more. */
+/* False: no memory, or writing failed. */
 bool ep_cli_trace_report_print(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures,
                                size_t top, FILE *out);
-/* "4,490 calls, p50 151 µs, ...": what a person wants to know first. */
+/* The first line of a report: "4,490 calls, p50 151 us, ...", with a real micro sign. */
 #define EP_CLI_TRACE_SUMMARY_BYTES 1024
 void ep_cli_trace_summary(const ep_cli_trace_model *model, const ep_cli_trace_figures *figures,
                           char out_text[EP_CLI_TRACE_SUMMARY_BYTES]);
-/* "0123…", 32 hexadecimal digits. */
+/* Writes 32 hexadecimal digits. */
 #define EP_CLI_TRACE_ID_BYTES 33
 void ep_cli_trace_id_text(ep_trace_id trace, char out_text[EP_CLI_TRACE_ID_BYTES]);
 

@@ -28,7 +28,7 @@
 #define ARGS_MAX 24
 #define OUTPUT_BYTES 65536
 #define DAEMON_READY_S 20
-#define REGISTER_WAIT_MS 8000 /* a process that lost its daemon before looks again after 5 s */
+#define REGISTER_WAIT_MS 8000 /* a process that lost its daemon looks for a new one every 5 s */
 #define REGISTER_POLL_MS 20
 #define PATH_BYTES 600
 #define REGISTER_TIMEOUT_MS "10000"
@@ -36,8 +36,7 @@
 
 /* ---- children ---- */
 
-/* Children start with the signals a shell would give them; own_group keeps ^C of a terminal
- * away. */
+/* Starts a child with a shell's signal settings; own_group keeps a terminal's ^C from it. */
 static int spawn(pid_t *out_pid, char *const *argv, bool own_group, int output_fd,
                  char **environment)
 {
@@ -77,7 +76,8 @@ static int wait_for(pid_t pid)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* Runs lttng; its words go to text (cut). The exit code, or -errno when it could not be started. */
+/* Runs lttng; its output goes to text, cut to bytes. Returns the exit code, or -errno if it could
+ * not be started. */
 static int run_lttng(char *text, size_t bytes, const char *const *args)
 {
     char *argv[ARGS_MAX + 3] = {LTTNG, "--no-sessiond"};
@@ -122,7 +122,7 @@ static ep_err lttng_error(const char *what, int code, const char *text, ep_error
                         code, (int)(length < 300 ? length : 300), text);
 }
 
-/* One lttng command, words until NULL. */
+/* Runs one lttng command; the arguments end with NULL. */
 static ep_err lttng(ep_error *out_error, const char *what, ...)
 {
     static char text[OUTPUT_BYTES];
@@ -150,7 +150,7 @@ static const char *state_path(char *out_path, size_t bytes)
     return out_path;
 }
 
-/* 0 reachable, 1 not, < 0 -errno of starting lttng. */
+/* 0: reachable; 1: not; < 0: -errno of starting lttng. */
 static int daemon_reachable(void)
 {
     static char text[OUTPUT_BYTES];
@@ -159,7 +159,7 @@ static int daemon_reachable(void)
     return code < 0 ? code : code != 0;
 }
 
-/* The daemon says with SIGUSR1 that it is ready. */
+/* The daemon sends SIGUSR1 when it is ready. */
 static ep_err start_daemon(ep_cli_session *session, ep_error *out_error)
 {
     char *argv[] = {SESSIOND, "--no-kernel", "--sig-parent", NULL};
@@ -208,7 +208,7 @@ static ep_err need_daemon(ep_cli_session *session, ep_error *out_error)
     return state == 0 ? EP_OK : start_daemon(session, out_error);
 }
 
-/* The daemon that one of us started, while it runs; 0: none. */
+/* Returns the running daemon that an expertctl started; 0: none. */
 static pid_t kept_daemon(void)
 {
     char path[PATH_BYTES];
@@ -227,11 +227,11 @@ static pid_t kept_daemon(void)
     if (file != NULL) {
         fclose(file);
     }
-    return good ? pid : 0; /* only when the number is still that daemon's */
+    return good ? pid : 0; /* only if the pid is still that daemon's */
 }
 
-/* Ends the daemon that one of us started, unless somebody records with it: then who ends last ends
- * it. */
+/* Ends the daemon that an expertctl started, unless another session uses it: the expertctl that
+ * ends the last session ends the daemon. */
 static void end_daemon(ep_cli_session *session)
 {
     static char text[OUTPUT_BYTES];
@@ -248,7 +248,7 @@ static void end_daemon(ep_cli_session *session)
     kill(pid, SIGTERM);
     if (pid == session->daemon) {
         wait_for(pid);
-    } else if (fd >= 0) { /* another's child: the next one cannot start before its locks are free */
+    } else if (fd >= 0) { /* not our child: its locks must be free before the next one starts */
         poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, DAEMON_READY_S * 1000);
     }
     if (fd >= 0) {
@@ -285,7 +285,7 @@ int ep_cli_session_providers(void)
     return run_lttng(text, sizeof(text), args) == 0 ? count_providers(text) : -1;
 }
 
-/* Processes that have the trace library mapped, as far as we may look. */
+/* Counts processes that have the trace library mapped and that this user may inspect. */
 static int count_loaded(void)
 {
     int count = 0;
@@ -311,8 +311,7 @@ static int count_loaded(void)
     return count;
 }
 
-/* Running processes find a daemon that just started by themselves, soon; nothing tells us when all
- * have. */
+/* Running processes find a new daemon by themselves; nothing reports when all have: poll. */
 static void wait_registered(void)
 {
     int loaded = count_loaded();
@@ -396,7 +395,7 @@ ep_err ep_cli_session_end(ep_cli_session *session, ep_error *out_error)
 ep_err ep_cli_session_snapshot(const char *name, const char *dir, ep_error *out_error)
 {
     char url[PATH_MAX + 8];
-    char real[PATH_MAX]; /* what realpath needs */
+    char real[PATH_MAX]; /* required by realpath */
     if (realpath(dir, real) == NULL ||
         snprintf(url, sizeof(url), "file://%s", real) >= (int)sizeof(url)) {
         return ep_error_set(out_error, EP_ERR_IO, "%s: %s", dir, strerror(errno));
@@ -456,7 +455,8 @@ ep_err ep_cli_session_wait(char *const *command, double seconds, int *out_code,
         *out_interrupted = sigtimedwait(&set, NULL, &limit) > 0;
         return EP_OK;
     }
-    /* It is short-lived: it must wait until the session daemon has told it what to record. */
+    /* The command may be short-lived: make it wait until the session daemon told it what to
+     * record. */
     setenv("LTTNG_UST_REGISTER_TIMEOUT", REGISTER_TIMEOUT_MS, 1);
     int failed = spawn(&pid, command, false, -1, environ);
     unsetenv("LTTNG_UST_REGISTER_TIMEOUT");

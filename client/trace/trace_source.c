@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* source.ctf.fs -> filter.utils.muxer -> a sink that tells every event of expertd. */
+/* Runs source.ctf.fs -> filter.utils.muxer -> a sink that passes on every event of expertd. */
 #include "trace/trace_source.h"
 
 #include <babeltrace2/babeltrace.h>
@@ -78,7 +78,7 @@ static bool read_name_field(const bt_field *parent, const char *name,
     return true;
 }
 
-/* NULL, or the name of the first field that is missing or of another type. */
+/* Returns NULL, or the name of the first field that is missing or has another type. */
 static const char *read_event(const bt_field *payload, const bt_field *context,
                               ep_cli_trace_event *event)
 {
@@ -111,7 +111,7 @@ static const char *read_event(const bt_field *payload, const bt_field *context,
                                                             : NULL;
 }
 
-/* Kind and end of "expertd:<kind>_begin"; false for other events. */
+/* Splits "expertd:<kind>_begin" or _end; false for other events. */
 static bool read_name(const char *name, ep_cli_trace_event *event)
 {
     if (name == NULL || strncmp(name, PROVIDER, strlen(PROVIDER)) != 0) {
@@ -186,7 +186,7 @@ static ep_err take_event(sink *s, const bt_message *message)
 static ep_err take_message(sink *s, const bt_message *message)
 {
     ep_cli_trace_note note = {.kind = EP_CLI_TRACE_NOTE_DISCARDED};
-    uint64_t count = 1; /* a loss without a count is at least one */
+    uint64_t count = 1; /* discarded events without a count are at least one */
     switch (bt_message_get_type(message)) {
     case BT_MESSAGE_TYPE_EVENT:
         return take_event(s, message);
@@ -233,7 +233,7 @@ static bt_graph_simple_sink_component_consume_func_status consume(bt_message_ite
 
 /* ---- the graph ---- */
 
-/* The library's innermost reason; it is the most exact one. */
+/* Sets the library's innermost cause as the error: it is the most exact one. */
 static ep_err library_error(const char *dir, const char *what, ep_error *out_error)
 {
     const bt_error *error = bt_current_thread_take_error();
@@ -311,7 +311,7 @@ static ep_err run_graph(plumbing *p, const char *dir, sink *s, ep_error *out_err
         return library_error(dir, "not a readable CTF trace", out_error);
     }
     if (bt_component_source_get_output_port_count(source) == 0) {
-        return EP_OK; /* metadata only: nothing happened */
+        return EP_OK; /* metadata only: no events */
     }
     if (!connect_parts(p, source, s)) {
         return library_error(dir, "not a readable CTF trace", out_error);

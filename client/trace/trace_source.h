@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of trace_read.c that touches libbabeltrace2; runs in the child. */
+/* The part of trace_read.c that uses libbabeltrace2; it runs in the child. */
 #ifndef EP_CLI_TRACE_SOURCE_H
 #define EP_CLI_TRACE_SOURCE_H
 

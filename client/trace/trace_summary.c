@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one sentence about a recording. */
+/* Writes the one-sentence summary of a recording. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -9,7 +9,7 @@
 #define STATUSES_SAID 3
 #define LATE_SAID 0.05
 
-/* What takes the most of a call. */
+/* Names of the stages in the sentence. */
 static const char *const stage_words[EP_CLI_STAGES] = {"packing",
                                                        "the wire",
                                                        "queueing",
@@ -36,7 +36,7 @@ static const char *number(uint64_t value, char out[NUMBER_BYTES])
     return out;
 }
 
-/* Three digits: 9.87 ms. */
+/* Writes a duration with three digits: 9.87 ms. */
 static const char *duration(int64_t ns, char out[NUMBER_BYTES])
 {
     static const char *const units[] = {"ns", "µs", "ms", "s"};
