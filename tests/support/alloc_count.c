@@ -17,7 +17,7 @@ extern void *__libc_calloc(size_t count, size_t bytes);
 extern void *__libc_realloc(void *old, size_t bytes);
 extern void *__libc_memalign(size_t align, size_t bytes);
 
-/* The first ones are shown: whoever breaks this wants to know where. */
+/* Shows the stacks of the first allocations, to find the code that makes them. */
 static void count(void)
 {
     if (!__atomic_load_n(&counting, __ATOMIC_RELAXED) || paused > 0 ||
@@ -65,7 +65,7 @@ int posix_memalign(void **out, size_t align, size_t bytes)
 void ep_test_alloc_count_begin(void)
 {
     void *frame;
-    backtrace(&frame, 1); /* loads its library now */
+    backtrace(&frame, 1); /* loads its library before counting */
     allocations = 0;
     __atomic_store_n(&counting, true, __ATOMIC_SEQ_CST);
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Counts every allocation of the process between begin and end, whoever makes it. Programs that use
- * it get malloc and the like from here, so not together with a sanitizer: see
- * EP_TEST_ALLOC_COUNTED.
+ * Counts every allocation of the process, in any thread and library, between begin and end. It
+ * replaces malloc and the like, so it cannot be used with a sanitizer: see EP_TEST_ALLOC_COUNTED.
  */
 #ifndef EP_TESTS_SUPPORT_ALLOC_COUNT_H
 #define EP_TESTS_SUPPORT_ALLOC_COUNT_H
@@ -15,10 +14,10 @@
 #define EP_TEST_ALLOC_COUNTED 1
 #endif
 
-/* The first three are shown with their stack on stderr. */
+/* Prints the stacks of the first three allocations to stderr. */
 void ep_test_alloc_count_begin(void);
 uint64_t ep_test_alloc_count_end(void);
-/* What this thread does between them is not counted: it is no part of what is tested. */
+/* Allocations of this thread between pause and resume are not counted: they belong to the test. */
 void ep_test_alloc_count_pause(void);
 void ep_test_alloc_count_resume(void);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Frames with one flipped bit, and frames that lie. */
+/* Makes frames with one flipped bit, and frames with false contents. */
 #include "support/chaos_frames.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "expertd/tensor.h"
 #include "rpc/rpc.h"
 
-#define LENGTH_BYTES 4 /* of the packed CallHeader, before it */
+#define LENGTH_BYTES 4 /* length in front of the packed CallHeader */
 
 static uint64_t draw(uint64_t *random, uint64_t count)
 {
@@ -24,7 +24,7 @@ static bool read_forward(const uint8_t *data, ep_frame *out_frame)
            out_frame->method_id == ep_rpc_method_by_name("expertd.v1.ExpertService", "Forward")->id;
 }
 
-/* Where the message of a request begins in the header section; header_bytes when the section is
+/* Returns where a request's message begins in the header section; header_bytes if the section is
  * wrong. */
 static size_t message_offset(const ep_frame *frame, const uint8_t *data)
 {
@@ -87,7 +87,7 @@ static uint8_t *copy_of(const uint8_t *data, size_t bytes)
     return copy;
 }
 
-/* One bit of bytes [begin, end); NULL when there are none. */
+/* Copies data with one bit of bytes [begin, end) flipped; NULL if the range is empty. */
 static uint8_t *flip(const uint8_t *data, size_t bytes, size_t begin, size_t end, uint64_t *random)
 {
     uint8_t *copy = begin < end && end <= bytes ? copy_of(data, bytes) : NULL;
@@ -97,7 +97,7 @@ static uint8_t *flip(const uint8_t *data, size_t bytes, size_t begin, size_t end
     return copy;
 }
 
-/* A frame of these sections with right lengths and CRCs. */
+/* Builds a frame of these sections with right lengths and CRCs. */
 static uint8_t *build(ep_frame frame, const uint8_t *header, size_t header_bytes,
                       const uint8_t *tensors, size_t tensor_bytes, size_t *out_bytes)
 {
@@ -128,8 +128,8 @@ static uint8_t *same_payload(const ep_frame *frame, const uint8_t *data, size_t 
                  data + frame->tensor_offset, (size_t)frame->tensor_bytes, out_bytes);
 }
 
-/* The newest other call whose answer has another length: old ones may be over. Its own must still
-   be in calls. */
+/* Names the newest other call whose answer has another length (old calls may have ended). The
+ * frame's own call must still be in calls. */
 static bool name_other_call(ep_frame *frame, const chaos_calls *calls)
 {
     uint32_t slots = 0;
@@ -146,7 +146,7 @@ static bool name_other_call(ep_frame *frame, const chaos_calls *calls)
     return false;
 }
 
-/* Lies of the fixed part of a reply. */
+/* Makes lies in the fixed part of a reply. */
 static uint8_t *lie_in_frame(ep_chaos_fault fault, ep_frame frame, const uint8_t *data,
                              const chaos_calls *calls, uint64_t *random, size_t *out_bytes)
 {
@@ -160,7 +160,7 @@ static uint8_t *lie_in_frame(ep_chaos_fault fault, ep_frame frame, const uint8_t
         }
         break;
     case EP_CHAOS_LIE_NO_CALL:
-        /* the high half is the sender's process */
+        /* the high half identifies the sender's process */
         frame.call_id ^= 1ull << (40 + draw(random, 20));
         break;
     case EP_CHAOS_LIE_ATTEMPT:
@@ -175,7 +175,7 @@ static uint8_t *lie_in_frame(ep_chaos_fault fault, ep_frame frame, const uint8_t
     return same_payload(&frame, data, out_bytes);
 }
 
-/* None as wide as bf16: x of another type with the same bytes is a good request. */
+/* None is as wide as bf16: x of another type with as many bytes would be valid. */
 static const uint32_t other_dtypes[] = {EP_DTYPE_F32, EP_DTYPE_I8, EP_DTYPE_NONE, 99};
 
 static uint32_t other_dtype(uint64_t *random)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The chaos proxy's thread: connections, their two directions, and the faults that are not of
+/* The chaos proxy's thread: connections, their two directions, and the faults that change no
  * bytes. */
 #include "support/chaos_proxy.h"
 
@@ -22,15 +22,15 @@
 
 #define CONNECTIONS_MAX 512
 #define READ_BYTES 65536
-#define QUEUE_BYTES_MAX (8u << 20) /* more is not read before it is gone */
-#define HELD_MS_MAX 300            /* a held frame goes by then, when none passes it */
+#define QUEUE_BYTES_MAX (8u << 20) /* reading stops while more is queued */
+#define HELD_MS_MAX 300            /* latest time at which a held frame is sent */
 
 typedef struct chaos_chunk {
     struct chaos_chunk *next;
     uint64_t due_ns;
     size_t bytes;
     size_t sent;
-    size_t piece; /* at most so many bytes per write; 0 all */
+    size_t piece; /* most bytes per write; 0: all */
     bool ends;    /* the connection ends after it */
     uint8_t data[];
 } chaos_chunk;
@@ -41,18 +41,18 @@ typedef struct chaos_way { /* one direction */
     uint32_t direction;
     uint64_t random;
     uint32_t frames;
-    uint8_t *in; /* part of a frame */
+    uint8_t *in; /* a frame's bytes so far */
     size_t in_bytes;
     size_t in_capacity;
     chaos_chunk *first;
     chaos_chunk **last;
     size_t queued;
     chaos_chunk *held;
-    uint32_t held_for; /* frames that still pass it */
+    uint32_t held_for; /* frames still to pass the held one */
     uint64_t stalled_until_ns;
     bool cut;
-    bool raw;   /* these are not our frames */
-    bool ended; /* nothing more comes */
+    bool raw;   /* the bytes are not frames */
+    bool ended; /* the sender has closed */
 } chaos_way;
 
 typedef struct chaos_pair {
@@ -75,7 +75,7 @@ struct ep_chaos_proxy {
     int wake_fds[2];
     char url[64];
     uint64_t seed;
-    chaos_pair *pairs[CONNECTIONS_MAX]; /* the thread's, with the rest */
+    chaos_pair *pairs[CONNECTIONS_MAX]; /* this and the rest belong to the thread */
     uint32_t pairs_count;
     bool calm; /* no rules */
 };
@@ -99,7 +99,7 @@ static uint32_t amount(const ep_chaos_rule *rule, uint64_t *random)
     return rule->amount_min + (uint32_t)((ep_splitmix64(random) >> 20) % span);
 }
 
-/* The rule for this frame; EP_CHAOS_RULES_MAX none. Lock held. Draws once per rule that fits. */
+/* Picks a frame's rule; EP_CHAOS_RULES_MAX: none. Lock held. Draws once per rule that fits. */
 static uint32_t draw_rule_locked(const ep_chaos_proxy *proxy, chaos_way *way, uint8_t kind)
 {
     for (uint32_t i = 0; i < proxy->rules_count; i++) {
@@ -121,7 +121,7 @@ static uint32_t draw_rule_locked(const ep_chaos_proxy *proxy, chaos_way *way, ui
 static void count_fault(ep_chaos_proxy *proxy, uint32_t index, ep_chaos_fault fault)
 {
     pthread_mutex_lock(&proxy->lock);
-    /* else they were replaced just now */
+    /* else the rules were replaced meanwhile */
     if (index < proxy->rules_count && proxy->rules[index].fault == fault) {
         proxy->rules_done[index]++;
     }
@@ -171,7 +171,7 @@ static void hold(chaos_way *way, chaos_chunk *chunk, uint32_t frames)
     way->held_for = frames;
 }
 
-/* The frame, or what the fault makes of it. False: the fault does not fit this frame. */
+/* Queues the frame with the fault in it. False: the fault does not fit this frame. */
 static bool do_fault(chaos_pair *pair, chaos_way *way, const ep_chaos_rule *rule,
                      const uint8_t *data, size_t bytes)
 {
@@ -307,7 +307,7 @@ static void read_way(ep_chaos_proxy *proxy, chaos_pair *pair, chaos_way *way)
     }
 }
 
-/* Sends what is due; one piece at a time of a frame that goes in pieces. */
+/* Sends the chunks that are due; of a split frame one piece at a time. */
 static void write_way(chaos_pair *pair, chaos_way *way, uint64_t now_ns)
 {
     while (way->first != NULL && way->first->due_ns <= now_ns && !pair->dead) {
@@ -359,7 +359,7 @@ static void set_socket(int fd)
 {
     int on = 1;
     fcntl(fd, F_SETFL, O_NONBLOCK);
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)); /* pieces must leave as pieces */
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)); /* sends each piece on its own */
 }
 
 static void way_init(chaos_way *way, int from, int to, uint32_t direction, uint64_t seed)
@@ -415,7 +415,7 @@ static void end_pair(chaos_pair *pair)
     free(pair);
 }
 
-/* Without rules nothing waits any more. */
+/* There are no rules any more: nothing may wait. */
 static void calm_down(chaos_way *way)
 {
     way->stalled_until_ns = 0;
@@ -425,7 +425,7 @@ static void calm_down(chaos_way *way)
     }
 }
 
-/* What to wait for at this end, and until when. */
+/* Finds the poll events of this direction, and when to wake. */
 static void plan_way(chaos_way *way, uint64_t now_ns, struct pollfd *from, struct pollfd *to,
                      uint64_t *wake_ns)
 {

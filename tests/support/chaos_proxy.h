@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A TCP proxy between peers that knows where our frames begin and end (wire/frame.h), and does to
- * them what a test asks for: by rate, or to the frame of a given number. One thread per proxy. What
- * is drawn depends on the seed, the connection's number and the direction only.
+ * A TCP proxy between peers that finds the frames in the stream (wire/frame.h) and injects faults
+ * into them, by rate or into the frame of a given number. One thread per proxy. Random draws depend
+ * only on the seed, the connection's number and the direction.
  *
- * Frames that lie carry right CRCs: only a look at their meaning can refuse them. What no peer
- * could know is not on offer: other numbers in the tensors, another layer or an equally wide type
- * in the request, or the rows of another call that asked for as many. CRCs and checks are against
- * damage, not against a peer that wants to deceive.
+ * A LIE fault has false contents with right CRCs, so only a check of the contents can refuse it.
+ * Lies that no peer can detect do not exist here: other numbers in the tensors, another layer or an
+ * equally wide type in the request, the rows of another call of the same size. CRCs and checks
+ * guard against damage, not against a malicious peer.
  *
  * Threads    all functions from any thread; create and destroy once.
  */
@@ -19,7 +19,7 @@
 
 #include "wire/frame.h"
 
-/* Each name, and what amount_min..amount_max means for it. */
+/* Each fault, and the meaning of its amount_min..amount_max. */
 #define EP_CHAOS_FAULTS(X)                                                                         \
     X(DELAY, delay) /* ms; what comes behind it waits too */                                       \
     X(HOLD, hold)   /* frames that pass it */                                                      \
@@ -57,7 +57,7 @@ typedef enum ep_chaos_fault {
 #define EP_CHAOS_TO_CLIENT 2u
 #define EP_CHAOS_RULES_MAX 32
 
-/* A frame gets at most one fault: of the first rule that fits and is drawn. */
+/* A frame gets at most one fault: that of the first rule which fits and is drawn. */
 typedef struct ep_chaos_rule {
     ep_chaos_fault fault;
     uint32_t directions; /* EP_CHAOS_TO_..., at least one */
@@ -67,28 +67,27 @@ typedef struct ep_chaos_rule {
     uint32_t number;
     uint32_t amount_min;
     uint32_t amount_max;
-    uint64_t limit; /* of this rule in all connections; 0 none */
+    uint64_t limit; /* most faults of this rule over all connections; 0: no limit */
 } ep_chaos_rule;
 
 typedef struct ep_chaos_counts {
     uint64_t connections;
     uint64_t frames;
     uint64_t faults[EP_CHAOS_FAULTS_COUNT];
-    uint64_t raw_bytes; /* passed as they were, because they are no frames */
+    uint64_t raw_bytes; /* passed unchanged because they are not frames */
 } ep_chaos_counts;
 
 typedef struct ep_chaos_proxy ep_chaos_proxy;
 
-/* Listens on a free port of 127.0.0.1 and closes what comes until there is an upstream. NULL on
+/* Listens on a free port of 127.0.0.1. Connections are closed until there is an upstream. NULL on
  * failure. */
 ep_chaos_proxy *ep_chaos_proxy_create(uint64_t seed);
 void ep_chaos_proxy_destroy(ep_chaos_proxy *proxy);
 /* "tcp://127.0.0.1:port"; valid as long as the proxy. */
 const char *ep_chaos_proxy_url(const ep_chaos_proxy *proxy);
-/* Where connections go from now on: "tcp://127.0.0.1:port". */
+/* Sets where new connections go: "tcp://127.0.0.1:port". */
 void ep_chaos_proxy_set_upstream(ep_chaos_proxy *proxy, const char *url);
-/* Replaces all rules. Without rules: what is delayed, held or stalled goes on at once; cut
-   directions stay cut. */
+/* Replaces all rules. Without rules waiting frames go on at once; cut directions stay cut. */
 void ep_chaos_proxy_set_rules(ep_chaos_proxy *proxy, const ep_chaos_rule *rules, uint32_t count);
 void ep_chaos_proxy_read(ep_chaos_proxy *proxy, ep_chaos_counts *out_counts);
 

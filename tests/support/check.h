@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For programs and threads that are no Criterion test. */
+/* Checks for programs and threads outside of a Criterion test. */
 #ifndef EP_TESTS_SUPPORT_CHECK_H
 #define EP_TESTS_SUPPORT_CHECK_H
 

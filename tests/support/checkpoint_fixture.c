@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random checkpoints: a list of tensors, cut into shards, and a config.json that fits. */
+/* Random checkpoints: a list of tensors, divided into shards, and the config.json for it. */
 #include "support/checkpoint_fixture.h"
 
 #include <ftw.h>
@@ -49,8 +49,8 @@ ep_fixture_config ep_fixture_layer(uint32_t hidden, uint32_t inner, uint32_t exp
     return config;
 }
 
-/* Near normal, about 0.1 wide: the sum of four uniform values. Norm weights lie around 1, as real
- * ones do. */
+/* Draws a nearly normal value of width about 0.1: the sum of four uniform ones. Norm weights lie
+ * around 1, as in real models. */
 static float next_value(uint64_t *state, float centre)
 {
     float sum = -2.0f;
@@ -84,8 +84,8 @@ void ep_fixture_fill(uint64_t seed, const char *name, ep_dtype dtype, size_t cou
     }
 }
 
-/* Codes are any bytes. Scales keep the values about as wide as plain ones: some 2^-5 for codes of
- * mxfp4, 2^-6 for int4; of both signs, and a few of the smallest there are. */
+/* Fills codes with random bytes. Scales give values about as wide as plain ones: some 2^-5 for
+ * codes of mxfp4, 2^-6 for int4; of both signs, and a few of the smallest possible ones. */
 static void fill_codes(uint64_t seed, const char *name, ep_dtype dtype, size_t count, uint8_t *out)
 {
     const bool is_scales = strstr(name, "_scale") != NULL;
@@ -105,7 +105,7 @@ static void fill_codes(uint64_t seed, const char *name, ep_dtype dtype, size_t c
     }
 }
 
-/* rows 0: a vector. like: where the values are, NULL: those of the name. */
+/* rows 0: a vector. like: the values; NULL: those derived from the name. */
 static void add_like(tensor_list *list, const char *name, ep_dtype dtype, uint32_t rows,
                      uint32_t columns, const void *like)
 {
@@ -156,7 +156,7 @@ static void add_in_layer(tensor_list *list, const ep_fixture_config *config, uin
     add(list, name, dtype, rows, columns);
 }
 
-/* Where a matrix is, and what to call its parts. */
+/* The place of a matrix, and the names of its parts. */
 typedef struct expert_place {
     const ep_tensor_names *names;
     uint32_t layer;
@@ -178,7 +178,7 @@ static void add_part(tensor_list *list, const expert_place *place, ep_matrix m, 
              back > 0 && !list->failed ? list->items[list->count - back].tensor.data : NULL);
 }
 
-/* The matrices of one expert. back: how many experts before is one with the same values, 0 none. */
+/* Adds one expert's matrices. back: distance to an earlier expert with equal values; 0: none. */
 static void add_expert(tensor_list *list, const ep_fixture_config *config,
                        const expert_place *place, uint32_t inner, size_t back)
 {
@@ -327,7 +327,7 @@ static void print_config(FILE *file, const ep_fixture_config *config)
                 ",\n  \"num_key_value_heads\": %" PRIu32 ",\n  \"head_dim\": %" PRIu32 ",\n",
                 config->vocab, config->heads, config->kv_heads, config->head_dim);
     }
-    /* its router divides by the sum whatever a config says */
+    /* its router always divides by the sum */
     const bool always = strcmp(type_name(config), "minimax_m2") == 0;
     fprintf(file,
             "  \"rms_norm_eps\": 1e-05,\n  \"rope_theta\": 10000.0,\n  \"norm_topk_prob\": %s\n}\n",

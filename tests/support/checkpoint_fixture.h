@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writes small random checkpoints for tests: config.json, safetensors shards, index. Every tensor
- * is a pure function of (seed, name), so the same tensor has the same bytes whatever the number of
- * shards, and a test can ask for it again.
+ * is a pure function of (seed, name): its bytes do not depend on the number of shards, and a test
+ * can compute it again.
  */
 #ifndef EP_TEST_CHECKPOINT_FIXTURE_H
 #define EP_TEST_CHECKPOINT_FIXTURE_H
@@ -12,7 +12,7 @@
 
 #define EP_FIXTURE_PATH_BYTES 512
 
-/* Of the model_type whose router is R1 Mixtral's, R2 Qwen's, R3 DeepSeek-V2's, R4 DeepSeek-V3's. */
+/* The router of the model_type: R1 Mixtral's, R2 Qwen's, R3 DeepSeek-V2's, R4 DeepSeek-V3's. */
 typedef enum ep_fixture_router {
     EP_ROUTER_R1 = 1,
     EP_ROUTER_R2 = 2,
@@ -26,15 +26,15 @@ typedef struct ep_fixture_config {
     ep_fixture_router router;
     const char *prefix; /* before "layers."; NULL: "model." */
     uint32_t layers;
-    uint32_t dense_layers; /* the first ones; they get a dense MLP */
+    uint32_t dense_layers; /* so many first layers have a dense MLP */
     uint32_t hidden;
     uint32_t inner;
     uint32_t experts;
-    /* expert e holds the values of e modulo this, which is quicker to write; 0: all differ */
+    /* expert e has the values of expert e modulo this, which is quicker to write; 0: all differ */
     uint32_t distinct_experts;
     uint32_t top_k;
     uint32_t shared_inner; /* 0: no shared expert */
-    bool shared_gate;      /* with its sigmoid gate [1,H] */
+    bool shared_gate;      /* the shared expert has a sigmoid gate [1,H] */
     bool router_bias;      /* correction bias [E], f32 */
     bool renormalise;
     float scaling_factor; /* 0: not in the config */
@@ -54,21 +54,20 @@ typedef struct ep_fixture_config {
 
 /* A Mixtral of 2 layers, 8 experts, top 2, H 32, I 16, bf16, one file, no dense part. */
 ep_fixture_config ep_fixture_default(void);
-/* The same with one layer of this shape. */
+/* ep_fixture_default with one layer of this shape. */
 ep_fixture_config ep_fixture_layer(uint32_t hidden, uint32_t inner, uint32_t experts,
                                    uint32_t top_k);
 /* Writes into dir, which must exist. Errors: INVALID_ARGUMENT, IO, NO_MEMORY. */
 ep_err ep_fixture_write(const ep_fixture_config *config, const char *dir, ep_error *out_error);
 
-/* count values of the tensor of this name, as dtype: what ep_fixture_write wrote. */
+/* Computes count values of the tensor of this name, as ep_fixture_write wrote them. */
 void ep_fixture_fill(uint64_t seed, const char *name, ep_dtype dtype, size_t count, void *out);
 
-/* A new empty directory below $TMPDIR or /tmp; its path. Aborts the test program when there is none
- * to be had. */
+/* Makes a new empty directory below $TMPDIR or /tmp. Aborts the test program on failure. */
 void ep_fixture_temp_dir(char out_path[EP_FIXTURE_PATH_BYTES]);
-/* The same, with the checkpoint in it. */
+/* Makes such a directory with the checkpoint in it. */
 void ep_fixture_new(const ep_fixture_config *config, char out_path[EP_FIXTURE_PATH_BYTES]);
-/* Removes the directory and all in it, links not followed. */
+/* Removes the directory and its contents; does not follow links. */
 void ep_fixture_remove(const char *path);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Starting, asking and ending a coordinator and its nodes for tests. */
+/* Starts, asks and ends a coordinator and its nodes for tests. */
 #include "support/cluster.h"
 
 #include <pthread.h>
@@ -38,7 +38,7 @@ static char dirs[DIRS_MAX][EP_TEST_PATH_BYTES];
 static size_t dirs_count;
 static pthread_mutex_t fail_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Without destructors: the other threads may be anywhere. */
+/* Exits without destructors: other threads still run. */
 void ep_test_fail(const char *format, ...)
 {
     va_list args;
@@ -96,7 +96,7 @@ static void remember(ep_test_cluster *cluster, ep_test_cluster *instead)
 
 /* ---- starting ---- */
 
-/* The texts live here until the process has started. */
+/* Holds the argument texts until the process has started. */
 typedef struct arg_list {
     char texts[EP_TEST_ARGS_MAX][ARG_BYTES];
     const char *args[EP_TEST_ARGS_MAX + 1];
@@ -133,7 +133,7 @@ static void spawn_coordinator(ep_test_cluster *cluster, const char *url)
     add_arg(list, "--probe-address=127.0.0.1:0");
     add_arg(list, "--admin-listen=tcp://127.0.0.1:0");
     add_arg(list, "--min-nodes=%u", options->nodes_count);
-    /* nodes hear of their experts with a heartbeat */
+    /* nodes learn their experts by a heartbeat */
     add_arg(list, "--heartbeat-ms=%u",
             options->heartbeat_ms > 0 ? options->heartbeat_ms : HEARTBEAT_MS);
     add_arg(list, "--heartbeat-dead-count=%u",
@@ -351,7 +351,7 @@ static ep_err call_once(ep_test_cluster *cluster, const char *role, const char *
     };
     ep_rpc_limits_default(&config.common.limits);
     config.common.limits.hello_timeout_ms =
-        EP_TEST_PATIENCE_MS; /* the peer may have a hundred others in its queue */
+        EP_TEST_PATIENCE_MS; /* a hundred other requests may be queued at the peer */
     ep_err err = ep_rpc_channel_create(&config, &channel, out_error);
     err = err != EP_OK ? err : ep_rpc_channel_wait_ready(channel, deadline_ns, out_error);
     err = err != EP_OK ? err
@@ -361,8 +361,7 @@ static ep_err call_once(ep_test_cluster *cluster, const char *role, const char *
     return err;
 }
 
-/* An observer of a test under load: a connection that the process gave up is made again, and
- * said. */
+/* Calls a service under load: reconnects, with a message, if it gave up the connection. */
 ProtobufCMessage *ep_test_cluster_call(ep_test_cluster *cluster, const char *url,
                                        const char *service, const char *method,
                                        const ProtobufCMessage *request)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a test expects of a call that fills an ep_error: what went wrong is printed with the text.
- */
+/* Assertions on calls that fill an ep_error; a failed one prints the error's text. */
 #ifndef EP_TEST_EXPECT_H
 #define EP_TEST_EXPECT_H
 
@@ -12,7 +11,7 @@
 #define ASSERT_OK(call, error) cr_assert_eq((call), EP_OK, "%s", (error).text)
 #define EXPECT_OK(call, error) cr_expect_eq((call), EP_OK, "%s", (error).text)
 
-/* The text holds `part`. */
+/* The error's text contains `part`. */
 #define ASSERT_TEXT(error, part)                                                                   \
     cr_assert_not_null(strstr((error).text, (part)), "expected \"%s\" in \"%s\"", (part),          \
                        (error).text)
@@ -20,7 +19,7 @@
     cr_expect_not_null(strstr((error).text, (part)), "expected \"%s\" in \"%s\"", (part),          \
                        (error).text)
 
-/* The call fails with `code` and a text that holds `part`. */
+/* The call fails with `code` and a text that contains `part`. */
 #define ASSERT_FAILS(call, code, error, part)                                                      \
     do {                                                                                           \
         cr_assert_eq((call), (code), "%s", (error).text);                                          \

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matrices in the containers that quantising tools write: each is cut from the expert's source. */
+/* Matrices in the containers that quantising tools write, each made from the expert's source. */
 #include <stdio.h>
 #include <string.h>
 
@@ -17,9 +17,9 @@ typedef struct matrix {
     const uint8_t *scales;
     ep_scale_arrays arrays;
     size_t groups;                   /* of a row in memory */
-    size_t repeat;                   /* of these one in the file */
+    size_t repeat;                   /* groups in memory per group in the file */
     size_t in_file;                  /* groups of a row in the file */
-    const uint32_t *columns_in_file; /* for each of the source's; NULL: the same */
+    const uint32_t *columns_in_file; /* the file's column of each source column; NULL: the same */
     const uint32_t *rows_in_file;
 } matrix;
 
@@ -46,8 +46,7 @@ static ep_format_tensor *add(const matrix *m, const char *part, const char *dtyp
     return ep_format_model_add(m->model, name, dtype, element, (const uint64_t[4]){d0, d1, 0, 0});
 }
 
-/* The int4 or int8 code of weight [n,k], without a sign: as many more than it means as the range is
- * wide to one side. */
+/* Returns the int4 or int8 code of weight [n,k] without a sign: its value plus 8 or 128. */
 static uint32_t code_of(const matrix *m, uint32_t bits, size_t n, size_t k)
 {
     const uint8_t *row = m->values + n * ep_weight_row_bytes(m->model->form->format, m->columns);
@@ -59,7 +58,7 @@ static uint32_t bits_of(const matrix *m)
     return ep_weight_codes_are_nibbles(ep_weight_format_codes(m->model->form->format)) ? 4 : 8;
 }
 
-/* Puts a number of so many bits into a word of a tensor of words. */
+/* Ors value, shifted, into a word of a tensor of words. */
 static void put_packed(ep_format_tensor *t, size_t word, size_t shift, uint32_t value)
 {
     uint32_t all;
@@ -103,7 +102,7 @@ static const char *type_text(ep_dtype dtype)
     return dtype == EP_DTYPE_F32 ? "F32" : dtype == EP_DTYPE_F16 ? "F16" : "BF16";
 }
 
-/* [rows,groups] of the file, or [groups,rows]. */
+/* Adds scales as [rows,groups] of the file, or transposed. */
 static void add_scales(const matrix *m, const char *part, bool transposed)
 {
     const ep_dtype dtype = m->model->form->scales;
@@ -118,7 +117,7 @@ static void add_scales(const matrix *m, const char *part, bool transposed)
     }
 }
 
-/* The group of each column. */
+/* Adds the group of each column. */
 static void add_groups(const matrix *m, const char *part)
 {
     const size_t group = m->model->form->group == 0 ? m->columns : m->model->form->group;
@@ -173,7 +172,7 @@ static void add_int8(const matrix *m)
     }
 }
 
-/* One scale of the matrix, or one for as many rows as columns. */
+/* Adds one scale for the matrix, or one for each block of `group` rows and columns. */
 static void add_f8(const matrix *m)
 {
     const ep_format_case *form = m->model->form;
@@ -191,10 +190,10 @@ static void add_f8(const matrix *m)
     }
 }
 
-/* Where AWQ puts one of eight rows in a word. */
+/* Returns AWQ's place of one of eight rows in a word. */
 static size_t awq_place(size_t row)
 {
-    /* of the rows, from the lowest bits on */
+    /* rows from the lowest bits on */
     static const size_t order[8] = {0, 2, 4, 6, 1, 3, 5, 7};
     size_t place = 0;
     while (order[place] != row % 8) {
@@ -203,7 +202,7 @@ static size_t awq_place(size_t row)
     return place;
 }
 
-/* Words packed down the columns. */
+/* Adds GPTQ words, packed down the columns. */
 static void add_gptq(const matrix *m)
 {
     const ep_format_case *form = m->model->form;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* First the experts as sources, then each container cut from them. */
+/* Makes the experts as sources, then each container from them. */
 #include "support/format_fixture.h"
 
 #include <inttypes.h>
@@ -191,7 +191,7 @@ static uint32_t columns_of(const ep_format_case *form, int matrix)
     return matrix == DOWN ? form->inner : form->hidden;
 }
 
-/* Multiples of 1/64 within +-1/2: exact in every plain type. */
+/* Draws multiples of 1/64 within +-1/2: exact in every plain type. */
 static void fill_plain(uint64_t *state, ep_dtype dtype, size_t count, uint8_t *to)
 {
     for (size_t i = 0; i < count; i++) {
@@ -210,7 +210,7 @@ static bool is_f8(ep_weight_format format)
     return ep_weight_format_codes(format) == EP_CODES_E4M3;
 }
 
-/* The codes that a type of GGUF can say, of all that a byte can. */
+/* Maps any byte to a code that the GGUF type has. */
 static uint8_t in_range(const char *type, uint8_t code)
 {
     return type == NULL                ? code
@@ -241,7 +241,7 @@ static uint8_t *make_values(uint64_t *state, const char *type, ep_weight_format 
     return values;
 }
 
-/* A small number with few bits: f32, bf16 and f16 hold it alike. */
+/* Draws a small number with few bits, exact in f32, bf16 and f16. */
 static float few_bits(uint64_t *state, ep_weight_format format)
 {
     const bool is_nibbles = ep_weight_codes_are_nibbles(ep_weight_format_codes(format));
@@ -288,7 +288,7 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Columns in any order, but those of a group in the file's. */
+/* Draws an order of columns in which those of a group keep the file's order. */
 static uint32_t *make_order(uint64_t *state, uint32_t columns, uint32_t group)
 {
     uint32_t *order = malloc(columns * sizeof(*order));
@@ -304,9 +304,9 @@ static uint32_t *make_order(uint64_t *state, uint32_t columns, uint32_t group)
 }
 
 /*
- * One block of scales. Where more columns share a scale in the file than in memory, or rows do,
- * those in memory repeat. Zero points are within the range of 4 bits. factor: what the file has for
- * the whole matrix.
+ * Makes one block of scales. Where rows, or more columns, share a scale in the file, the ones in
+ * memory repeat. Zero points are within the range of 4 bits. factor: the file's scale for the whole
+ * matrix.
  */
 static uint8_t *make_scales(uint64_t *state, const ep_format_case *form, ep_weight_format format,
                             uint32_t rows, uint32_t columns, float factor)
@@ -349,7 +349,7 @@ static uint8_t *make_scales(uint64_t *state, const ep_format_case *form, ep_weig
         offsets[i] = (uint8_t)(ep_splitmix64(state) % 64);
     }
     for (size_t i = 0; i < arrays.scale_factors + arrays.offset_factors; i += sizeof(multiplied)) {
-        const float own = (float)(64 + ep_splitmix64(state) % 64) * 0x1p-19f; /* f16 holds it */
+        const float own = (float)(64 + ep_splitmix64(state) % 64) * 0x1p-19f; /* exact in f16 */
         memcpy(offsets + arrays.offsets + i, is_gguf ? &own : &multiplied, sizeof(multiplied));
     }
     return scales;
@@ -445,7 +445,7 @@ static ep_format_tensor *add_part(ep_format_model *model, const char *stem, cons
     return ep_format_model_add(model, name, dtype, element, (const uint64_t[4]){d0, d1, 0, 0});
 }
 
-/* The scales of one matrix in their container. */
+/* Adds the scales of one matrix in their container. */
 static void add_scales(ep_format_model *model, const char *stem, uint32_t rows, uint32_t columns,
                        const uint8_t *scales)
 {
@@ -463,7 +463,7 @@ static void add_scales(ep_format_model *model, const char *stem, uint32_t rows, 
         if (form->bf16_scales) {
             t = add_part(model, stem, "weight_scale", "BF16", 2, rows, 0);
             for (size_t i = 0; i < rows; i++) {
-                /* the upper half: the lower is zero */
+                /* bf16 is the upper half; the lower one is zero */
                 memcpy(t->data + 2 * i, scales + 4 * i + 2, 2);
             }
             return;
@@ -521,7 +521,7 @@ static void add_separate(ep_format_model *model, const char *stem, uint32_t e, i
     }
 }
 
-/* Puts row n of a matrix where it belongs in slab e of a stacked tensor of `all` rows. */
+/* Copies a matrix's row to its place in slab e of a stacked tensor of `all` rows. */
 static void put_row(ep_format_tensor *t, uint32_t e, size_t all, size_t place, size_t columns,
                     size_t element, bool transposed, const uint8_t *row)
 {
@@ -532,8 +532,8 @@ static void put_row(ep_format_tensor *t, uint32_t e, size_t all, size_t place, s
     }
 }
 
-/* One stacked tensor from matrices first..last of all experts; `part` of their parts, in units of
- * `element` bytes. */
+/* Adds one stacked tensor from matrices first..last of all experts: their part number `part`, in
+ * units of `element` bytes. */
 static void add_stacked(ep_format_model *model, const char *name, const char *dtype, size_t element,
                         int first, int last, int part, size_t columns, bool transposed,
                         bool alternate)
@@ -744,8 +744,8 @@ static bool write_shard(const ep_format_model *model, size_t shard, const char *
     return good;
 }
 
-/* A model type for what only a type tells: how gate and up lie in one tensor, and which formula a
- * limit belongs to; "" when names say all. */
+/* Returns the model type where only that tells how gate and up lie in one tensor, or which formula
+ * a limit belongs to; "" if names tell it. */
 static const char *type_of(const ep_format_case *form)
 {
     if (strstr(form->config, "model_type") != NULL) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Small checkpoints of every name family and weight format, and their experts as sources beside:
- * what a reader must make of the files. Values are integers from a seeded generator on a coarse
- * grid. Tensors alternate between two files, so that an expert's matrices lie in both.
+ * Small checkpoints of every name family and weight format, each with its experts as sources: the
+ * result that a reader must produce from the files. Values are integers from a seeded generator on
+ * a coarse grid. Tensors alternate between two files, so that an expert's matrices lie in both.
  */
 #ifndef EP_TESTS_SUPPORT_FORMAT_FIXTURE_H
 #define EP_TESTS_SUPPORT_FORMAT_FIXTURE_H
@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/expert_form.h"
 
-#define EP_FORMAT_EXPERTS 4 /* of the one layer; its number is 1, layer 0 is dense */
+#define EP_FORMAT_EXPERTS 4 /* in layer 1, the only MoE layer; layer 0 is dense */
 #define EP_FORMAT_LAYER 1
 
 typedef enum ep_format_names {
@@ -31,7 +31,7 @@ typedef enum ep_format_names {
     EP_FORMAT_BLK_FUSED /* blk.L.ffn_{gate_up,down}_exps.weight, in two files */
 } ep_format_names;
 
-/* How tools write quantised matrices of their own tensors. */
+/* The containers in which tools write quantised matrices. */
 typedef enum ep_format_container {
     EP_FORMAT_USUAL, /* as the format's first publishers do */
     /* compressed-tensors: words of 4 or 8 bits, zero points packed down the columns */
@@ -54,17 +54,17 @@ typedef struct ep_format_case {
     ep_weight_format format;
     uint32_t hidden;
     uint32_t inner;
-    /* more keys, each with a comma behind; "" none. Of GGUF: the architecture */
+    /* further keys, each with a comma behind; "": none. GGUF: the architecture */
     const char *config;
     ep_activation activation;
     ep_activation_numbers numbers;
     bool biases;
     bool bf16_scales; /* f8_channel: in bf16, [rows] */
     ep_format_container container;
-    uint32_t group;        /* columns (f8: and rows) that share a scale in the file; 0: all */
+    uint32_t group;        /* columns (f8: rows too) that share a scale in the file; 0: all */
     ep_dtype scales;       /* in the file */
-    const char *quantised; /* quantization_config; NULL: the least */
-    const char *type;      /* GGUF's, of gate and up */
+    const char *quantised; /* quantization_config; NULL: only what is required */
+    const char *type;      /* GGUF type of gate and up */
     const char *down_type; /* NULL: the same */
     ep_weight_format down; /* NONE: the same */
 } ep_format_case;
@@ -73,7 +73,7 @@ typedef struct ep_format_case {
 extern const ep_format_case ep_format_cases[];
 extern const size_t ep_format_cases_count;
 
-/* A tensor to be written. Its type is the text of the file format. */
+/* A tensor to be written; dtype is the file format's text for the type. */
 typedef struct ep_format_tensor {
     char name[192];
     char dtype[16];
@@ -87,8 +87,8 @@ typedef struct ep_format_model {
     const ep_format_case *form;
     ep_expert_source experts[EP_FORMAT_EXPERTS];
     uint8_t *parts[EP_FORMAT_EXPERTS][9]; /* values, scales, biases of gate, up, down */
-    float factors[EP_FORMAT_EXPERTS][3];  /* nvfp4: of gate, up, down as the file has them */
-    /* the file's column for each of gate and up; NULL: the same */
+    float factors[EP_FORMAT_EXPERTS][3];  /* nvfp4: factors of gate, up, down as in the file */
+    /* the file's column for each column of gate and up; NULL: the same */
     uint32_t *up_order[EP_FORMAT_EXPERTS];
     uint32_t *down_order[EP_FORMAT_EXPERTS];
     uint32_t *places[EP_FORMAT_EXPERTS];
@@ -99,30 +99,28 @@ typedef struct ep_format_model {
 
 ep_format_model *ep_format_model_make(const ep_format_case *form, uint64_t seed);
 void ep_format_model_free(ep_format_model *model);
-/* A tensor more, all zero, for the caller to fill; its data is freed with the model. */
+/* Adds an all-zero tensor for the caller to fill; its data is freed with the model. */
 ep_format_tensor *ep_format_model_room(ep_format_model *model);
-/* Whether zero points stand beside the codes; a form that can hold them may have none. */
+/* Whether the file has zero points beside the codes; a form that can have them may have none. */
 bool ep_format_case_has_zeros(const ep_format_case *form);
-/* Whether columns are in groups in an order of their own. */
+/* Whether columns are assigned to groups in a permuted order. */
 bool ep_format_case_has_order(const ep_format_case *form);
-/* A tensor with data of zeros; element: its bytes; dims end at the first 0. */
+/* Adds a tensor with zero data. element: bytes of an element; dims end at the first 0. */
 ep_format_tensor *ep_format_model_add(ep_format_model *model, const char *name, const char *dtype,
                                       size_t element, const uint64_t dims[4]);
-/* Matrix m of expert e in its container, which is not the usual one. stem: the matrix's name. */
+/* Adds matrix m of expert e in a container other than EP_FORMAT_USUAL. stem: its name. */
 void ep_format_model_contain(ep_format_model *model, const char *stem, uint32_t e, int m);
-/* All tensors of GGUF. */
+/* Adds all tensors of a GGUF file. */
 void ep_format_gguf_add(ep_format_model *model);
 ep_err ep_format_gguf_write(const ep_format_model *model, const char *dir, ep_error *out_error);
-/* Of a matrix: 2 is down. */
+/* Returns the format of a matrix: 2 is down. */
 static inline ep_weight_format ep_format_case_of(const ep_format_case *form, int matrix)
 {
     return matrix == 2 && form->down != EP_WEIGHTS_NONE ? form->down : form->format;
 }
-/* The tensor whose name ends so; NULL when there is none. For tests that damage it before it is
- * written. */
+/* Finds the tensor whose name ends with end; NULL: none. Tests damage it before it is written. */
 ep_format_tensor *ep_format_model_find(ep_format_model *model, const char *end);
-/* config.json, two shards and their index; or the files of GGUF. A tensor without a name is left
- * out. */
+/* Writes config.json, two shards and an index, or GGUF files. Leaves out nameless tensors. */
 ep_err ep_format_model_write(const ep_format_model *model, const char *dir, ep_error *out_error);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GGUF: blocks cut from the experts' sources, and the files. */
+/* GGUF: blocks made from the experts' sources, and the files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 #define E EP_FORMAT_EXPERTS
 #define ALIGNMENT 64
 
-/* Numbers of types, columns and bytes of a block, as the format's own header lists them. */
+/* Type number, columns and bytes of a block, as in the format's own header. */
 static const struct block_type {
     const char *name;
     uint32_t number;
@@ -31,7 +31,7 @@ static const struct block_type *type_named(const char *name)
             return &types[i];
         }
     }
-    return NULL; /* the writer gives it a number that is none */
+    return NULL; /* the writer then writes an invalid type number */
 }
 
 /* One matrix of an expert. */
@@ -49,7 +49,7 @@ static bool is(const matrix *m, const char *type)
     return strcmp(m->type, type) == 0;
 }
 
-/* Code k of row n, without a sign. */
+/* Returns code k of row n, without a sign. */
 static uint32_t code_of(const matrix *m, size_t n, size_t k)
 {
     const uint8_t *row = m->values + n * ep_weight_row_bytes(m->format, m->columns);
@@ -65,7 +65,7 @@ static void put_half(uint8_t *to, float value)
     memcpy(to, &half, sizeof(half));
 }
 
-/* Columns of 32: the first half of them in lower nibbles, the second in upper ones. */
+/* Writes 32 columns: the first half in lower nibbles, the second in upper ones. */
 static void put_small(const matrix *m, size_t n, size_t first, uint8_t *block)
 {
     const size_t group = first / 32;
@@ -93,7 +93,7 @@ static float factor_of(const matrix *m, const uint8_t *factors, size_t n, size_t
     return value;
 }
 
-/* Eight parts and eight minima of six bits. */
+/* Packs eight parts and eight minima of six bits. */
 static void put_parts(const uint8_t *parts, const uint8_t *minima, uint8_t *to)
 {
     for (size_t j = 0; j < 4; j++) {
@@ -154,7 +154,7 @@ static void put_row(const matrix *m, size_t n, uint8_t *to)
     }
 }
 
-/* Matrices first..last of all experts as one tensor [E,rows,columns], and their biases. */
+/* Adds matrices first..last of all experts as one tensor [E,rows,columns], and their biases. */
 static void add_tensor(ep_format_model *model, const char *word, int first, int last)
 {
     char name[192];
@@ -208,7 +208,7 @@ static void put_count(gguf_writer *w, const char *architecture, const char *end,
     gguf_put_key(w, name, GGUF_U32, 4, value);
 }
 
-/* A vocabulary and its scores, which a reader passes over. */
+/* Writes a vocabulary and its scores, which a reader must skip. */
 static void put_vocabulary(gguf_writer *w)
 {
     enum { TOKENS = 2000 };
@@ -257,7 +257,7 @@ static void pad(FILE *file)
     }
 }
 
-/* Every step-th tensor from `first` on. */
+/* Writes every step-th tensor from `first` on. */
 static bool write_file(const ep_format_model *model, size_t first, size_t step, const char *path)
 {
     static gguf_writer w;
@@ -304,7 +304,7 @@ ep_err ep_format_gguf_write(const ep_format_model *model, const char *dir, ep_er
                                         "model-00002-of-00002.gguf"};
     char paths[EP_ARRAY_COUNT(names)][4096];
     const bool is_split = model->form->names == EP_FORMAT_BLK_FUSED;
-    for (size_t i = 0; i < EP_ARRAY_COUNT(names); i++) { /* of what was written there before */
+    for (size_t i = 0; i < EP_ARRAY_COUNT(names); i++) { /* removes files of an earlier write */
         snprintf(paths[i], sizeof(paths[i]), "%s/%s", dir, names[i]);
         (void)unlink(paths[i]);
     }

@@ -39,7 +39,7 @@ typedef struct matrix {
     size_t columns;
 } matrix;
 
-/* A part of a scale of two levels. */
+/* Returns one part of a two-level scale. */
 static double part(ep_weight_scales kind, uint8_t code)
 {
     return kind == EP_SCALES_E4M3_PARTS   ? f8(code)
@@ -53,7 +53,7 @@ static double e2m1(unsigned code)
     return (code >= 8 ? -1.0 : 1.0) * values[code & 7u];
 }
 
-/* What stands for weight [n,k], without its scale. */
+/* Returns the value of weight [n,k] without its scale. */
 static double code_of(const matrix *m, size_t n, size_t k)
 {
     const size_t K = m->columns;
@@ -77,7 +77,7 @@ static double code_of(const matrix *m, size_t n, size_t k)
     }
 }
 
-/* Weight [n,k]. magnitude: of what is added up for it. */
+/* Returns weight [n,k]. magnitude: the sum of the magnitudes of its terms. */
 static double weight(const matrix *m, size_t n, size_t k, double *magnitude)
 {
     const ep_weight_format format = m->format;
@@ -164,18 +164,18 @@ static double activate(const ep_expert_source *s, double g, double u)
 }
 
 /*
- * A dot product and its error. Chains of fused multiply-adds with one more per group of columns for
- * the scale and one for the offset,
- * or a product and a sum for each: every product passes through at most n + 2 groups + 4 roundings,
- * that of a scale of two levels among them, so the error is at most (n + 2 groups + 5) units of sum
- * (|code scale| + |offset|) |x|, and the bias adds one of u. Of w4a8 the sums of a group are exact:
- * a product passes through one rounding with the scale of x and one in its group and each after it,
- * groups + 1. x may itself be off by x_error.
+ * Returns a dot product and the bound of its error. A result is computed by chains of fused
+ * multiply-adds with one more per group of columns for the scale and one for the offset, or by a
+ * product and a sum for each. So a product passes at most n + 2 groups + 4 roundings, that of a
+ * two-level scale included, and the error is at most (n + 2 groups + 5) units of sum (|code scale|
+ * + |offset|) |x|; the bias adds one of u. w4a8 adds exactly within a group: a product is rounded
+ * with the scale of x, in its group and in each group after it, groups + 1 times. x may itself be
+ * off by x_error.
  */
 static double dot(const ep_expert_source *s, ep_ffn_family family, const matrix *m, size_t row,
                   const double *x, const double *x_error, double *error)
 {
-    /* rounding to odd errs by up to a whole ulp */
+    /* rounding to odd has an error of up to a whole ulp */
     const double unit = family == EP_FFN_FAMILY_BF16ODD ? 2 * U : U;
     const uint32_t group = ep_weight_group_columns(m->format);
     double sum = 0;
@@ -200,9 +200,9 @@ static double dot(const ep_expert_source *s, ep_ffn_family family, const matrix 
 }
 
 /*
- * Rounds a row, or a group of one, to int8 as w8a8 and w4a8 say. An inner row is known up to error
- * only: its scale then to worst / 127, and an integer that lies so near halfway may be the next
- * one.
+ * Rounds a row, or one group of it, to int8 as w8a8 and w4a8 define. An inner row is known only up
+ * to error, so its scale is known up to worst / 127, and a value that near halfway may round to
+ * either integer.
  */
 static void to_int8(double *x, double *error, size_t n, bool is_exact)
 {
@@ -225,7 +225,7 @@ static void to_int8(double *x, double *error, size_t n, bool is_exact)
     }
 }
 
-/* The same for what is rounded at once: all of a row of w8a8, groups of w4a8, nothing of others. */
+/* Rounds a row in its units: w8a8 the whole row, w4a8 each group, others not at all. */
 static void round_row(const ep_expert_source *s, ep_ffn_family family, double *x, double *error,
                       size_t n, bool is_exact)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calling Forward by hand, and judging what came back. */
+/* Calls Forward by hand and computes the expected reply. */
 #include "support/forward_call.h"
 
 #include <stdlib.h>
@@ -290,7 +290,7 @@ static ep_err expect_slot(ep_backend *backend, const ep_checkpoint *checkpoint,
     return err;
 }
 
-/* As a node of this environment takes its option. */
+/* Returns the numerics that a node takes in this environment. */
 static ep_numerics numerics_of_nodes(void)
 {
     static const char *const words[] = {"portable", "bf16dp", "bf16odd"}; /* as ep_numerics */

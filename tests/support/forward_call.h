@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A bare caller of ExpertService.Forward for tests: one channel, hand-made requests, and the rows
- * they must give, computed by the reference backend straight from the checkpoint. Threads: one per
- * peer, except that calls may be begun from any.
+ * A bare caller of ExpertService.Forward for tests: one channel, hand-made requests, and their
+ * expected rows, computed by the reference backend from the checkpoint. Threads: one per peer, but
+ * calls may begin on any thread.
  */
 #ifndef EP_TESTS_SUPPORT_FORWARD_CALL_H
 #define EP_TESTS_SUPPORT_FORWARD_CALL_H
@@ -30,7 +30,7 @@ typedef struct ep_test_forward {
     const char *model;    /* NULL: "demo" */
     const char *version;  /* NULL: "" */
     const char *numerics; /* NULL: "" */
-    /* what ep_test_expected_rows computes with; NULL: as nodes that are told nothing */
+    /* numerics of ep_test_expected_rows; NULL: a node's default */
     const ep_numerics *expected_with;
     uint32_t layer;
     ep_epoch epoch; /* 0.0: none */
@@ -72,22 +72,22 @@ typedef struct ep_test_pending {
     uint64_t compute_us;
 } ep_test_pending;
 
-/* Begins a call; pending lives until ep_test_forward_wait returned. out_rows may be NULL. */
+/* Begins a call; pending must live until ep_test_forward_wait. out_rows may be NULL. */
 ep_err ep_test_forward_begin(ep_test_peer *peer, const ep_test_forward *forward, void *out_rows,
                              ep_test_pending *pending, ep_error *out_error);
-/* True: the wait will not block; it is still due. */
+/* True: ep_test_forward_wait will not block; it must still be called. */
 bool ep_test_forward_is_done(ep_test_pending *pending);
 ep_err ep_test_forward_wait(ep_test_pending *pending, ep_error *out_error);
 ep_err ep_test_forward_run(ep_test_peer *peer, const ep_test_forward *forward, void *out_rows,
                            ep_error *out_error);
 
-/* Deterministic values around 0 for x, as dtype (bf16, f16, f32). */
+/* Fills x with deterministic values around 0, as dtype (bf16, f16, f32). */
 void ep_test_fill_rows(uint64_t seed, ep_dtype dtype, size_t count, void *out);
-/* What the rows of a node with the default numerics must be: the reference backend on the
- * checkpoint's own experts. */
+/* Computes the rows a node must return, by the reference backend on the checkpoint's own
+ * experts. */
 ep_err ep_test_expected_rows(const char *checkpoint_path, const ep_test_forward *forward,
                              void *out_rows, ep_error *out_error);
-/* The whole reply that these rows make: plain, summed, quantised (bf16, hidden up to 64). Returns
+/* Makes the whole reply of these rows: plain, summed, quantised (bf16, hidden up to 64). Returns
  * its bytes, at most those of the rows. */
 size_t ep_test_expected_reply(const ep_test_forward *forward, const uint16_t *rows,
                               void *out_reply);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Heads of GGUF files for tests: numbers are little endian, texts have their length in front. The
- * caller sees to it that all fits. */
+/* Writes heads of GGUF files for tests: numbers are little endian, texts have their length in
+ * front. The buffer must be large enough. */
 #ifndef EP_TESTS_SUPPORT_GGUF_WRITER_H
 #define EP_TESTS_SUPPORT_GGUF_WRITER_H
 
@@ -48,7 +48,7 @@ static inline void gguf_put_key(gguf_writer *w, const char *name, uint32_t type,
     gguf_put(w, bytes, value);
 }
 
-/* How an array begins; its elements follow. */
+/* Writes the head of an array; the caller writes the elements behind it. */
 static inline void gguf_put_array(gguf_writer *w, const char *name, uint32_t type, uint64_t count)
 {
     gguf_put_key(w, name, GGUF_ARRAY, 4, type);

@@ -43,7 +43,7 @@ static void draw_experts(uint64_t *state, const int32_t *allowed, uint32_t count
     }
 }
 
-/* As if expert e were at node e * step. */
+/* Computes the oracle's node sums as if expert e were on node e * step. */
 static uint16_t *oracle_sums(const struct ref_layer *reference, const struct ref_batch *plain,
                              size_t step)
 {
@@ -198,7 +198,7 @@ typedef struct load_slot {
     const ep_test_batch *batch;
     uint16_t *y;
     uint64_t began_ns;
-    bool running;  /* between the call's begin and its one end */
+    bool running;  /* between the call's begin and its end */
     bool is_taken; /* of an open loop; under the lock */
 } load_slot;
 
@@ -283,7 +283,7 @@ static void on_done(void *arg, const ep_moe_result *result)
     }
 }
 
-/* Lock held. NULL: all are in flight, and the call has failed. */
+/* Lock held. NULL: all slots are in flight; the call has been counted as failed. */
 static load_slot *take_slot(ep_test_load *load)
 {
     for (uint32_t i = 0; i < load->config.calls_in_flight; i++) {
@@ -366,7 +366,7 @@ void ep_test_load_read(ep_test_load *load, ep_test_load_counts *out_counts)
     pthread_mutex_unlock(&load->lock);
 }
 
-/* The lock is held. Patience is for one event, not for all of them. */
+/* Lock held. EP_TEST_PATIENCE_MS bounds each event, not the whole wait. */
 static void wait_event(ep_test_load *load)
 {
     struct timespec end;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls that go on all the time: a fixed number in flight, each begun from the completion of the
- * one before, or so many a second whether or not those before have ended. Every result is compared
- * with the oracle's, bit for bit unless the test says otherwise.
+ * A continuous load of calls: a fixed number in flight, each begun from the completion of the one
+ * before, or a fixed number per second, whether or not earlier ones have ended. Every result is
+ * compared with the oracle's, bit for bit unless the test says otherwise.
  *
  * Threads    start, wait and stop on one thread; the calls run on the library's threads.
  */
@@ -14,8 +14,8 @@
 
 /*
  * One call's input and the oracle's output: x, y [tokens,hidden] bf16, ids, scales [tokens,top_k].
- * joint, apart: the two results that sums at nodes can have when top_k is 2, by token: both experts
- * at one node, or at two. NULL for other top_k.
+ * With top_k 2, joint and apart are the two possible results of a token summed at nodes: both
+ * experts on one node, or on two. NULL for another top_k.
  */
 typedef struct ep_test_batch {
     const char *model;
@@ -31,52 +31,50 @@ typedef struct ep_test_batch {
     uint16_t *apart;
 } ep_test_batch;
 
-/* Random tokens and distinct experts per token, drawn from allowed[allowed_count] (NULL: all of the
- * layer).
- */
+/* Draws tokens, and distinct experts per token from allowed[allowed_count] (NULL: all). */
 void ep_test_batch_init(ep_test_batch *batch, const struct ref_layer *reference, const char *model,
                         uint32_t layer, uint32_t tokens, uint32_t top_k, uint64_t seed,
                         const int32_t *allowed, uint32_t allowed_count);
-/* Batches of a checkpoint's layer 0, each longer than the one before by longer tokens and with the
- * next seed. */
+/* Makes batches for a checkpoint's layer 0; each has `longer` more tokens than the one before and
+ * the next seed. */
 void ep_test_batches_init(ep_test_batch *batches, uint32_t count, const char *checkpoint_path,
                           const char *model, uint32_t tokens, uint32_t longer, uint32_t top_k,
                           uint64_t seed);
 void ep_test_batch_fini(ep_test_batch *batch);
-/* Arguments for the batch; out is [tokens,hidden]. */
+/* Makes the arguments of a call for the batch; out is [tokens,hidden]. */
 void ep_test_batch_args(const ep_test_batch *batch, ep_moe_args *out_args);
-/* Fails the test when y [tokens,hidden] is not the oracle's output. */
+/* Fails the test if y [tokens,hidden] is not the oracle's output. */
 void ep_test_batch_expect(const ep_test_batch *batch, const uint16_t *y);
-/* Nor one of the sums it can be: of batches with joint and apart. */
+/* Fails the test if a token of y is neither its joint nor its apart result. */
 void ep_test_batch_expect_sums(const ep_test_batch *batch, const uint16_t *y);
-/* One blocking call; false and *out_result when it failed, fails the test when the bits differ. */
+/* Makes one blocking call. False: it failed, see *out_result. Fails the test if the bits differ. */
 bool ep_test_batch_call(const ep_test_batch *batch, ep_client *client, uint64_t deadline_us,
                         ep_moe_result *out_result);
 
-/* Looks at a failed call; times of ep_clock_now_ns just before its begin and in its completion.
- * Runs on a library thread. */
+/* Called for a failed call, on a library thread; the times are ep_clock_now_ns just before its
+ * begin and in its completion. */
 typedef void (*ep_test_failure_func)(void *arg, const ep_test_batch *batch,
                                      const ep_moe_result *result, uint64_t began_ns,
                                      uint64_t ended_ns);
 
-/* Looks at every call instead: y is its result, not compared with anything; NULL: it failed. Runs
- * on a library thread. */
+/* Called for every call, on a library thread, instead of the comparison. y: the result; NULL: the
+ * call failed. */
 typedef void (*ep_test_end_func)(void *arg, const ep_test_batch *batch, const ep_moe_result *result,
                                  const uint16_t *y, uint64_t began_ns, uint64_t ended_ns);
 
 typedef struct ep_test_load_config {
     ep_client *client;
-    const ep_test_batch *batches; /* taken in turn */
+    const ep_test_batch *batches; /* used in turn */
     uint32_t batches_count;
-    uint32_t calls_in_flight; /* with calls_per_s: at most; a call beyond it fails at once */
-    /* 0: each begun from the end of another. Times count from when a call was due */
+    uint32_t calls_in_flight; /* with calls_per_s a limit: a call beyond it fails at once */
+    /* 0: each call begins when another ends; else times count from when a call was due */
     double calls_per_s;
-    const char *version;  /* of the model; NULL: none is named */
+    const char *version;  /* of the model; NULL: the call names none */
     uint64_t deadline_us; /* 0: the client's */
     ep_moe_mode mode;
     ep_moe_comm comm_alg;
     ep_moe_combine_at combine_at; /* NODE_SUM: of batches with joint and apart */
-    /* fails the test; NULL: the bits are compared */
+    /* compares and fails the test; NULL: the bits are compared */
     void (*expect)(const ep_test_batch *batch, const uint16_t *y);
     ep_test_failure_func on_failure; /* NULL: a failed call fails the test */
     ep_test_end_func on_end;         /* NULL: the two above */
@@ -84,7 +82,7 @@ typedef struct ep_test_load_config {
 } ep_test_load_config;
 
 typedef struct ep_test_load_counts {
-    /* with the right result, unless on_end judges; wrong ones fail the test at once */
+    /* without on_end: with the right result; a wrong one fails the test at once */
     uint64_t succeeded;
     uint64_t failed;
     uint64_t rerouted_frames;
@@ -95,10 +93,10 @@ typedef struct ep_test_load_counts {
 typedef struct ep_test_load ep_test_load;
 ep_test_load *ep_test_load_start(const ep_test_load_config *config);
 void ep_test_load_read(ep_test_load *load, ep_test_load_counts *out_counts);
-/* Until so many calls more have succeeded, or so many more have failed. */
+/* Waits until so many more calls have succeeded, or so many more have failed. */
 void ep_test_load_wait_succeeded(ep_test_load *load, uint64_t more);
 void ep_test_load_wait_failed(ep_test_load *load, uint64_t more);
-/* Begins no more calls, waits for those in flight, frees. */
+/* Stops beginning calls, waits for those in flight, frees. */
 void ep_test_load_stop(ep_test_load *load, ep_test_load_counts *out_counts);
 
 #endif

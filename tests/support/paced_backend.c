@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Backend "paced": the cpu backend whose jobs take EP_PACED_ROW_US microseconds a row, and as long
- * as EP_PACED_PASS_ROWS (0) rows more for reading the weights, one after the other, and no
- * processor time beyond what the rows need. A machine with two cores so holds eight nodes whose
- * rates are known. A program that links this file has it.
+ * Backend "paced": the cpu backend with jobs of a known duration. A job takes EP_PACED_ROW_US
+ * microseconds per row, plus the time of EP_PACED_PASS_ROWS (0) rows for reading the weights; jobs
+ * run one after the other. They use no processor time beyond the computation, so a machine with two
+ * cores can run eight such nodes. A program gets the backend by linking this file.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -24,9 +24,7 @@ typedef struct paced_job {
     struct paced_job *next;
 } paced_job;
 
-/* A node that a busy machine kept from working catches up with so much of its work, as a device of
- * its own would have.
- */
+/* A node that a busy machine delayed may catch up with so much work. */
 #define CATCH_UP_NS (50 * EP_NS_PER_MS)
 
 static ep_backend_ops paced_ops;
@@ -34,13 +32,13 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static pthread_t pacer;
 static paced_job *first, **last = &first;
-static uint64_t free_ns; /* when the job submitted last will have ended */
+static uint64_t free_ns; /* when the last submitted job will end */
 static uint64_t row_ns;
 static uint64_t pass_rows;
 static bool is_idle = true; /* nothing waited when the last job ended */
 static bool stopping;
 
-/* Lock held on entry and exit, not in between. */
+/* Lock held on entry and exit, dropped meanwhile. */
 static void end_first(void)
 {
     paced_job *p = first;
@@ -113,7 +111,7 @@ static ep_err paced_submit(ep_backend *backend, ep_job *job)
     return err;
 }
 
-/* One in a process. */
+/* At most one instance per process. */
 static ep_err paced_open(const ep_backend_config *config, ep_backend **out_backend,
                          ep_error *out_error)
 {
@@ -129,7 +127,7 @@ static ep_err paced_open(const ep_backend_config *config, ep_backend **out_backe
     EP_ASSERT(pacer == 0);
     const ep_err err = ep_backend_cpu_ops.open(config, out_backend, out_error);
     if (err == EP_OK) {
-        /* what is not here is the cpu backend's, on its own instance */
+        /* all other operations are the cpu backend's, on its instance */
         (*out_backend)->ops = &paced_ops;
         EP_ASSERT(pthread_create(&pacer, NULL, pacer_main, NULL) == 0);
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Starting, watching and ending child processes for tests. */
+/* Starts, watches and ends child processes for tests. */
 #include "support/process.h"
 
 #include <arpa/inet.h>
@@ -102,7 +102,7 @@ bool ep_test_files_equal(const char *a, const char *b)
     return equal;
 }
 
-/* Between fork and exec: only calls that are safe in a copy of a threaded process. */
+/* Runs between fork and exec: only calls that are safe in a copy of a threaded process. */
 static void become_child(const char *program, char *const *argv, char *const *environment,
                          int output, pid_t parent)
 {
@@ -131,8 +131,9 @@ static bool has_name(const char *const *strings, const char *string)
 }
 
 /*
- * Our environment with the extra strings in front of (and so before) the old ones of the same name.
- * The defaults keep a daemon out of the way of those that other tests run at the same time.
+ * Returns the test's environment with the extra strings in front, where they override the old ones
+ * of the same name. The defaults keep a daemon from colliding with those of tests that run at the
+ * same time.
  */
 static char **make_environment(const char *runtime_dir, const char *const *extra)
 {
@@ -189,7 +190,7 @@ bool ep_test_process_start(ep_test_process *process, const char *dir, const char
                            const char *const *extra_environment, bool wants_ports)
 {
     char ports_flag[EP_TEST_PATH_BYTES + 32];
-    char runtime_dir[EP_TEST_PATH_BYTES + 32]; /* of its socket for shared memory */
+    char runtime_dir[EP_TEST_PATH_BYTES + 32]; /* folder of the daemon's shared memory socket */
     memset(process, 0, sizeof(*process));
     process->pid_fd = -1;
     snprintf(process->output_path, sizeof(process->output_path), "%s/%s.out", dir, name);
@@ -280,7 +281,7 @@ bool ep_test_process_signal(const ep_test_process *process, int signal_number)
     }
     siginfo_t info;
     int result = 0;
-    do { /* its other threads run on for a moment after the signal is sent */
+    do { /* its other threads run on for a moment after the signal */
         result = signal_number == SIGSTOP ? waitid(P_PID, (id_t)process->pid, &info, WSTOPPED) : 0;
     } while (result != 0 && errno == EINTR);
     return result == 0;
@@ -349,7 +350,7 @@ int ep_test_process_run(const char *dir, const char *name, const char *program,
     return code;
 }
 
-/* The next word of *io_rest, ended there; NULL at the end. */
+/* Cuts the next word off *io_rest, in place; NULL: no more. */
 static char *next_word(char **io_rest)
 {
     char *word = *io_rest + strspn(*io_rest, " ");

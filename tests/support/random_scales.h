@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Scales and offsets of every weight format, at random. */
+/* Random scales and offsets of every weight format. */
 #ifndef EP_TESTS_SUPPORT_RANDOM_SCALES_H
 #define EP_TESTS_SUPPORT_RANDOM_SCALES_H
 
@@ -9,7 +9,7 @@
 #include "base/numeric.h"
 #include "base/random.h"
 
-/* Within +-1; wild: one of 16 has any bits: NaN, infinities and denormals too. */
+/* Writes a number within +-1. wild: one of 16 has random bits (NaN, infinity, denormal). */
 static inline void ep_test_random_float(uint64_t *state, ep_dtype dtype, bool wild, uint8_t *to)
 {
     const uint64_t z = ep_splitmix64(state);
@@ -26,7 +26,7 @@ static inline void ep_test_random_float(uint64_t *state, ep_dtype dtype, bool wi
     }
 }
 
-/* The block of scales of a matrix; any alignment. Codes that mean NaN do not occur. */
+/* Fills a matrix's block of scales, of any alignment. Codes that mean NaN do not occur. */
 static inline void ep_test_random_scales(uint64_t *state, ep_weight_format format, uint32_t rows,
                                          uint32_t columns, bool wild, uint8_t *to)
 {

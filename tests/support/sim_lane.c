@@ -12,7 +12,8 @@
 #include "base/clock.h"
 #include "support/sim_network.h"
 
-#define WINDOW_BYTES ((size_t)256 << 10) /* on the way or unread; one frame may always be */
+/* most bytes on the way or unread; one frame is always allowed */
+#define WINDOW_BYTES ((size_t)256 << 10)
 #define RETRANSMIT_MIN_NS (200 * EP_NS_PER_MS)
 #define RETRANSMIT_MAX_NS (2 * EP_NS_PER_S)
 #define GIVE_UP_NS (60 * EP_NS_PER_S)
@@ -59,10 +60,10 @@ struct sim_conn {
     ep_sim_host_id host;
     sim_conn *peer;          /* a reference; NULL once finished */
     packet *arriving;        /* by due_ns */
-    size_t on_the_way_bytes; /* that we sent and the peer has not taken */
+    size_t on_the_way_bytes; /* sent, and not yet taken by the peer */
     uint64_t link_free_ns;   /* rate limit */
-    uint64_t memory_ns;      /* try again then; 0: memory is there */
-    bool end_told;           /* to the peer, or by it */
+    uint64_t memory_ns;      /* retry time after a lack of memory; 0: none */
+    bool end_told;           /* this end told the peer, or the peer told it */
     bool in_run;
     sim_conn *next;
     sim_conn *previous;
@@ -125,11 +126,11 @@ static uint64_t next_due_ns(const sim_conn *conn)
     return due_ns;
 }
 
-/* Posts the connection's event for what it has to do next. */
+/* Posts the connection's event for its next action. */
 static void arm(sim_conn *conn)
 {
     if (conn->in_run) {
-        return; /* at the end of the run */
+        return; /* it is posted at the end of the run */
     }
     bool was_posted = ep_sim_cancel_event(conn->sim, &conn->event);
     uint64_t due_ns = next_due_ns(conn);
@@ -150,7 +151,7 @@ static ep_sim_link *link_of(const sim_conn *from)
     return &from->sim->links[from->host][from->peer->host];
 }
 
-/* Whether nothing passes from one host to the other just now. */
+/* Whether the way from one host to the other is blocked now. */
 static bool is_blocked(const ep_sim *sim, ep_sim_host_id from, ep_sim_host_id to)
 {
     return sim->links[from][to].cut || sim->hosts[from].state == EP_SIM_STOPPED ||
@@ -182,7 +183,7 @@ static uint64_t travel_ns(ep_sim *sim, const ep_sim_link *link)
     return link->delay_ns + ep_sim_random_below(sim, link->jitter_ns + 1);
 }
 
-/* NULL without memory: the frame is then lost like any other. */
+/* NULL: no memory; the frame then counts as lost. */
 static packet *packet_make(sim_conn *from, packet_kind kind, size_t bytes)
 {
     packet *p = calloc(1, sizeof(*p) + bytes);
@@ -201,8 +202,8 @@ static bool is_ending(const sim_conn *conn)
     return conn->peer == NULL || conn->lane.closing;
 }
 
-/* The end of the stream follows what is on its way; it is not lost, for it is repeated until
- * someone hears it. */
+/* Sends the end of the stream behind the packets on their way. It is never lost, since it would be
+ * repeated until received. */
 static void send_end(sim_conn *from)
 {
     sim_conn *to = from->peer;
@@ -214,7 +215,7 @@ static void send_end(sim_conn *from)
     }
 }
 
-/* Lock held: started, closing or released. */
+/* Lock held. The lane was started, is closing, or was released. */
 static void wake(ep_lane_conn *lane)
 {
     sim_conn *conn = (sim_conn *)lane;
@@ -225,7 +226,7 @@ static void wake(ep_lane_conn *lane)
     arm(conn);
 }
 
-/* The first reason to end stays. */
+/* Ends this end and tells the peer. The first reason stays. */
 static void end_both(sim_conn *conn, ep_err code, const char *text)
 {
     ep_error error;
@@ -235,7 +236,7 @@ static void end_both(sim_conn *conn, ep_err code, const char *text)
     }
 }
 
-/* The same for one that the peer, or nobody, is to be told of. */
+/* Ends this end only: the peer knows, or cannot be told. */
 static void begin_end(sim_conn *conn, ep_err code, const char *text)
 {
     conn->end_told = true;
@@ -249,7 +250,7 @@ static void flip_bit(sim_conn *from, packet *p)
     from->sim->stats.corrupted++;
 }
 
-/* As over TCP: losses cost time, order stays. */
+/* Delivers as TCP does: losses cost time, the order stays. */
 static void deliver_in_order(sim_conn *from, packet *p)
 {
     ep_sim *sim = from->sim;
@@ -324,8 +325,7 @@ static void transmit(sim_conn *conn)
     lock(sim);
 }
 
-/* A packet that meets a cut or a stopped sender tries again later; when it has tried long enough
- * the sender gives up. */
+/* Delays a packet that meets a cut or a stopped host; after a minute the sender gives up. */
 static bool waits_for_link(sim_conn *conn, packet *p)
 {
     ep_sim *sim = conn->sim;
@@ -335,7 +335,7 @@ static bool waits_for_link(sim_conn *conn, packet *p)
     }
     sim->stats.cut_waits++;
     if (sim->links[from->host][conn->host].hostile && p->kind == PACKET_FRAME) {
-        return false; /* it was on its way already */
+        return false; /* it was already on its way */
     }
     if (sim->now_ns - p->sent_ns > GIVE_UP_NS) {
         begin_end(conn->peer, EP_ERR_CONNECTION_LOST, "the peer acknowledged nothing for a minute");
@@ -346,7 +346,7 @@ static bool waits_for_link(sim_conn *conn, packet *p)
     p->retransmit_ns =
         p->retransmit_ns * 2 > RETRANSMIT_MAX_NS ? RETRANSMIT_MAX_NS : p->retransmit_ns * 2;
     for (packet *after = p->next; after != NULL; after = after->next) {
-        after->due_ns = after->due_ns < p->due_ns ? p->due_ns : after->due_ns; /* order stays */
+        after->due_ns = after->due_ns < p->due_ns ? p->due_ns : after->due_ns; /* keeps the order */
     }
     return true;
 }
@@ -365,7 +365,7 @@ static void drop_packet(sim_conn *conn, packet *p)
     free(p);
 }
 
-/* Checks what a lane checks before it takes a frame. Errors: NO_MEMORY means try again later. */
+/* Checks a frame as a lane does before it takes one. Errors: NO_MEMORY, try again later. */
 static ep_err take_frame(sim_conn *conn, const packet *p, ep_buffer **out_frame,
                          ep_error *out_error)
 {
@@ -434,7 +434,7 @@ static void finish(sim_conn *conn)
     conn->lane.count = NULL;
     lock(sim);
     if (conn->peer == NULL || (!conn->lane.started && !conn->lane.released)) {
-        return; /* without a handler on_closed waits for start or release */
+        return; /* no handler yet: on_closed waits for start or release */
     }
     while (conn->arriving != NULL) {
         drop_packet(conn, conn->arriving);
@@ -474,7 +474,7 @@ static void conn_run(ep_sim_event *event, void *arg)
     ep_lane_conn_unref(&conn->lane);
 }
 
-/* Lock held. b EP_SIM_HOSTS_MAX: with anybody. */
+/* Lock held. b EP_SIM_HOSTS_MAX: all hosts. */
 static void break_links(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b)
 {
     for (sim_conn *conn = sim->conns; conn != NULL; conn = conn->next) {
@@ -512,7 +512,7 @@ static sim_conn *conn_create(const ep_lane_ops *lane, ep_sim *sim, ep_sim_host_i
     sim_conn *conn = calloc(1, sizeof(*conn));
     EP_ASSERT(conn != NULL);
     ep_lane_conn_init(&conn->lane, lane, limits, taken_count, wake);
-    ep_lane_conn_ref(&conn->lane); /* its peer's */
+    ep_lane_conn_ref(&conn->lane); /* the peer's reference */
     conn->lane.lock = &sim->lock;
     conn->sim = sim;
     conn->host = host;
@@ -600,7 +600,7 @@ static void sim_listener_close(ep_listener *base)
 
 /* ---- dial ---- */
 
-/* Makes the connection and hands out its accepted end. Lock held; dropped for on_accept. */
+/* Makes the connection and passes an end to on_accept. Lock held; dropped for on_accept. */
 static ep_err connect_to_listener(sim_dial *dial, sim_conn **out_dialed, ep_error *out_error)
 {
     ep_sim *sim = dial->sim;
@@ -622,7 +622,7 @@ static ep_err connect_to_listener(sim_dial *dial, sim_conn **out_dialed, ep_erro
     *out_dialed = dialed;
     ep_sim_host_id host = sim->host;
     sim->host = listener->host;
-    listener->accepting = true; /* keeps it alive: its close waits */
+    listener->accepting = true; /* keeps it alive: close waits for this */
     unlock(sim);
     listener->lane.on_accept(listener->lane.arg, &accepted->lane.base);
     lock(sim);
@@ -632,7 +632,7 @@ static ep_err connect_to_listener(sim_dial *dial, sim_conn **out_dialed, ep_erro
     return EP_OK;
 }
 
-/* A dial that meets a cut or a stopped host tries again until it gives up. */
+/* Lets a dial that meets a cut or a stopped host try again until it times out. */
 static bool dial_waits(sim_dial *dial)
 {
     ep_sim *sim = dial->sim;

@@ -3,26 +3,26 @@
  * A simulated network: a lane ("sim://name") whose time, order and faults come from one seed. Only
  * tests link it.
  *
- * Time       is virtual and moves only in ep_sim_run_one and ep_sim_run_until, which run what is
- *            due, in the order of (due, posted). Every callback of the lane runs inside them, never
+ * Time       is virtual and moves only in ep_sim_run_one and ep_sim_run_until, which run due events
+ *            in the order of (due, posted). Every callback of the lane runs inside them, never
  *            inside the call that began it.
- * Hosts      named by their URLs and by ep_sim_host. What runs inside an event belongs to the
- *            event's host; outside of events the host is the one set by ep_sim_enter, 0 at first. A
- *            dial, a connection and a posted event belong to the host they were begun in.
+ * Hosts      are named by their URLs and by ep_sim_host. Code inside an event runs on the event's
+ *            host, other code on the host set by ep_sim_enter (0 at first). A dial, a connection
+ *            and a posted event belong to the host on which they were begun.
  * Links      one per direction and pair of hosts.
  *
- * What the layer above sees of a fault, as over TCP (hostile false):
+ * Effect of a fault on the layer above, as over TCP (hostile false):
  *   loss       the frame comes later by the retransmission time, doubled for each loss in a row
- *   cut        frames wait; after a minute of that the sender's end breaks; dials time out after
- *              five seconds
- *   corrupt    one bit of the frame is flipped; in the length it ends the connection
+ *   cut        frames wait; after a minute the sender gives up and both ends break; dials time out
+ *              after five seconds
+ *   corrupt    one bit of the frame is flipped; a flipped length ends the connection
  *   truncate   the connection breaks in the middle of the frame: both ends lose it
  *   duplicate, reorder   never happens inside a connection
- * hostile true breaks the lane's promise on purpose: frames are really lost, repeated and
- * overtaken, a cut loses them.
+ * hostile true breaks the lane's contract on purpose: frames are really lost, repeated and
+ * overtaken; a cut loses them.
  *   dead host     its connections end at both ends, dials are refused
- *   stopped host  nothing of it runs and nothing arrives: nobody is told; what was due runs when it
- *                 goes on
+ *   stopped host  runs nothing and receives nothing, and no peer is told; due events run once it
+ *                 continues
  *
  * Nothing depends on addresses in memory. Threads: any; one thread at a time runs events.
  */
@@ -43,11 +43,12 @@ typedef struct ep_sim_link {
     uint64_t delay_ns;
     uint64_t jitter_ns;   /* up to this much is added */
     uint64_t bytes_per_s; /* 0: no limit */
-    uint32_t loss_ppm;    /* of a million frames */
+    uint32_t loss_ppm;    /* losses in a million frames */
     uint32_t corrupt_ppm;
     uint32_t truncate_ppm;
     uint32_t duplicate_ppm; /* hostile only */
-    uint32_t reorder_ppm;   /* hostile only: comes later by up to ten delays, others pass it */
+    /* hostile only: the frame comes later by up to ten delays, so others overtake it */
+    uint32_t reorder_ppm;
     bool cut;
     bool hostile;
 } ep_sim_link;
@@ -74,43 +75,44 @@ struct ep_sim_event {
     size_t heap_index; /* 1-based; 0: not posted */
 };
 
-/* Makes the network of this process, one at a time, and registers its lane. Errors: NO_MEMORY. */
+/* Makes the network of this process (one at a time) and registers its lane. Errors: NO_MEMORY. */
 ep_err ep_sim_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim);
 /* Every connection must have ended and every listener been closed. */
 void ep_sim_destroy(ep_sim *sim);
 
 uint64_t ep_sim_now_ns(ep_sim *sim);
-/* When the next event is due; EP_TIME_NEVER: none. Events of stopped hosts do not count. */
+/* Returns when the next event is due; EP_TIME_NEVER: none. Events of stopped hosts do not count. */
 uint64_t ep_sim_next_ns(ep_sim *sim);
 /* Moves time to the next event and runs it. False: there is none. */
 bool ep_sim_run_one(ep_sim *sim);
-/* Runs everything due up to until_ns, and leaves time there. */
+/* Runs all events due up to until_ns and sets time to until_ns. */
 void ep_sim_run_until(ep_sim *sim, uint64_t until_ns);
-/* Waits, in real time, until an event is posted that is due earlier than all others, or timeout_ns.
- * For a thread that pumps. */
+/* Waits in real time, at most timeout_ns, until an event is posted that is due before all others.
+ * For a thread that runs events in a loop. */
 void ep_sim_wait_posted(ep_sim *sim, uint64_t timeout_ns);
 
-/* (Re-)posts for the current host; not before now. Errors: NO_MEMORY (nothing posted). */
+/* Posts the event, or moves a posted one, for the current host; it runs now at the earliest.
+ * Errors: NO_MEMORY (nothing posted). */
 ep_err ep_sim_post(ep_sim *sim, ep_sim_event *event, uint64_t due_ns);
-/* True when it was posted and will not run. */
+/* True: it was posted and will not run. */
 bool ep_sim_cancel(ep_sim *sim, ep_sim_event *event);
 
-/* The host of this name, made when there is none. At most EP_SIM_HOSTS_MAX. */
+/* Finds or makes the host of this name. At most EP_SIM_HOSTS_MAX. */
 ep_sim_host_id ep_sim_host(ep_sim *sim, const char *name);
-/* Returns the host before. */
+/* Sets the current host and returns the one before. */
 ep_sim_host_id ep_sim_enter(ep_sim *sim, ep_sim_host_id host);
 ep_sim_host_id ep_sim_current_host(ep_sim *sim);
 void ep_sim_set_host_state(ep_sim *sim, ep_sim_host_id host, ep_sim_host_state state);
-/* Frames sent from now on; cut also holds for frames under way. */
+/* Sets the faults of frames sent from now on; a cut also holds frames that are on their way. */
 void ep_sim_set_link(ep_sim *sim, ep_sim_host_id from, ep_sim_host_id to, const ep_sim_link *link);
-/* Breaks every connection between two hosts: both ends lose it. */
+/* Breaks every connection between two hosts; both ends notice. */
 void ep_sim_break(ep_sim *sim, ep_sim_host_id a, ep_sim_host_id b);
 
-/* Digest of everything that happened so far: equal for two runs of one seed. */
+/* Returns a digest of everything that happened so far; two runs of one seed have the same. */
 uint64_t ep_sim_trace_hash(ep_sim *sim);
 /* Adds to the digest. */
 void ep_sim_trace(ep_sim *sim, const void *bytes, size_t count);
-/* A number from the network's seed. */
+/* Draws a number from the network's seed. */
 uint64_t ep_sim_random(ep_sim *sim);
 void ep_sim_read_stats(ep_sim *sim, ep_sim_stats *out_stats);
 

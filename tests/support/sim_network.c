@@ -59,8 +59,7 @@ uint64_t ep_sim_random_below(ep_sim *sim, uint64_t bound)
     return bound == 0 ? 0 : ep_splitmix64(&sim->random) % bound;
 }
 
-/* A fault that is switched off draws nothing, so that switching one on leaves the others as they
- * were. */
+/* A fault that is off draws no number, so that it does not change the draws of the others. */
 bool ep_sim_chance(ep_sim *sim, uint32_t ppm)
 {
     return ppm != 0 && ep_sim_random_below(sim, 1000000) < ppm;
@@ -231,7 +230,7 @@ bool ep_sim_on_runner(const ep_sim *sim)
     return sim->running && pthread_equal(sim->runner, pthread_self()) != 0;
 }
 
-/* An event may itself run events, so what was running before is put back. */
+/* An event may itself run events, so the outer event's state is restored. */
 static void run_event(ep_sim *sim, ep_sim_event *event)
 {
     ep_sim_host_id host = sim->host;

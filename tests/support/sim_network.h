@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inside of the simulated network, shared by its clock (sim_network.c) and its lane
+/* Private to the simulated network: shared by its clock (sim_network.c) and its lane
  * (sim_lane.c). */
 #ifndef EP_TESTS_SUPPORT_SIM_NETWORK_H
 #define EP_TESTS_SUPPORT_SIM_NETWORK_H
@@ -30,7 +30,7 @@ struct ep_sim {
     ep_sim_event **heap; /* [1..heap_count] */
     size_t heap_count;
     size_t heap_capacity;
-    ep_sim_event **parked; /* of stopped hosts, in the order they came due */
+    ep_sim_event **parked; /* events of stopped hosts, in the order they came due */
     size_t parked_count;
     size_t parked_capacity;
     sim_host hosts[EP_SIM_HOSTS_MAX];
@@ -47,7 +47,7 @@ struct ep_sim {
 
 extern ep_sim *ep_sim_current;
 
-/* Lock held by the caller in all of these. */
+/* The caller of these holds the lock. */
 ep_err ep_sim_post_event(ep_sim *sim, ep_sim_event *event, ep_sim_host_id host, uint64_t due_ns);
 bool ep_sim_cancel_event(ep_sim *sim, ep_sim_event *event);
 uint64_t ep_sim_random_below(ep_sim *sim, uint64_t bound);
@@ -59,7 +59,7 @@ bool ep_sim_on_runner(const ep_sim *sim);
 
 void ep_sim_network_set_host_state(ep_sim *sim, ep_sim_host_id host, ep_sim_host_state state);
 
-/* ep_sim_create without the lane. No lock held. */
+/* Does ep_sim_create without the lane. The caller does not hold the lock. */
 ep_err ep_sim_network_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim);
 
 #endif

@@ -14,12 +14,11 @@
 #include "base/check.h"
 #include "support/slow_faults.h"
 
-/* the thread waits that long for company before it picks one: slow, and well shuffled */
+/* the thread waits so long for more work, so that there is something to shuffle */
 #define GATHER_NS (200 * 1000L)
 #define GATHER_COUNT 4
 
-/* One memfd, two mappings: `given` is PROT_NONE and its address is what callers see; `own` is ours
- * alone. */
+/* One memfd, two mappings: `given` is PROT_NONE, for callers; `own` is private. */
 struct ep_backend_memory {
     uint8_t *given;
     uint8_t *own;
@@ -34,7 +33,7 @@ typedef struct slow_work {
     ep_err err;     /* planned for done() */
     uint64_t order; /* of arrival */
     ep_job *job;
-    uint8_t *own; /* copies: start in the private mapping */
+    uint8_t *own; /* copies: address in the private mapping */
     const void *const *from;
     void *const *to;
     size_t row_bytes;
@@ -60,8 +59,8 @@ typedef struct slow_backend {
     bool stopping;
 } slow_backend;
 
-/* Lock held. The private address of bytes at a given address, or NULL when they are not wholly
- * inside one block. */
+/* Lock held. Returns the private address of bytes at a given address; NULL: not wholly inside one
+ * block. */
 static uint8_t *to_own(slow_backend *backend, const void *address, size_t bytes)
 {
     uintptr_t a = (uintptr_t)address;
@@ -88,7 +87,7 @@ static bool rows_are_ours(slow_backend *backend, const ep_job *job)
     return ours;
 }
 
-/* A job of the reference backend, for which ours waits. */
+/* A job of the reference backend, for which the slow backend's thread waits. */
 typedef struct inner_job {
     ep_job job;
     ep_err result;
@@ -154,7 +153,7 @@ static ep_err perform(slow_backend *backend, const slow_work *work)
     return EP_OK;
 }
 
-/* Lock held. Waits a little for company, so that there is something to shuffle. */
+/* Lock held. Waits up to GATHER_NS for more work. */
 static void gather(slow_backend *backend)
 {
     struct timespec until;
@@ -218,7 +217,7 @@ static void *device_main(void *arg)
     return NULL;
 }
 
-/* Lock held. Room for one more work; false at the limit. */
+/* Lock held. Makes room for one more work; false at the limit. */
 static bool make_room(slow_backend *backend)
 {
     if (backend->works_count < backend->works_capacity) {

@@ -4,9 +4,9 @@
  * for an accelerator.
  *
  * - Copies and jobs complete from its own thread, in an order shuffled by a seed.
- * - The addresses it gives out are PROT_NONE: whoever touches its memory from the host crashes. Its
- *   own thread reads and writes through a second, private mapping.
- * - The reference backend has its weights and computes, so its rows equal theirs bit for bit.
+ * - The addresses it gives out are PROT_NONE, so host code that touches its memory crashes. Its own
+ *   thread reads and writes through a second, private mapping.
+ * - The reference backend holds the weights and computes, so the rows are equal bit for bit.
  * - Faults can be planned: the n-th operation of a kind fails.
  *
  * Use: ep_backend_register(&ep_slow_backend_ops) before threads start, then
@@ -35,19 +35,18 @@ typedef enum ep_slow_moment {
 
 /* Forgets planned faults and a lost device, sets counters to 0 and the shuffle seed. */
 void ep_slow_backend_reset(uint64_t seed);
-/* The nth (from 1, counted since reset) operation of that kind fails with err. One plan per kind
- * and moment.
- */
+/* Plans that the nth operation of that kind (from 1, counted since reset) fails with err. One plan
+ * per kind and moment. */
 void ep_slow_backend_fail(ep_slow_operation operation, ep_slow_moment moment, uint64_t nth,
                           ep_err err);
-/* From now on everything fails with DEVICE_LOST: calls at once, accepted work in done(). Until
- * reset. */
+/* From now on until reset everything fails with DEVICE_LOST: calls at once, accepted work in
+ * done(). */
 void ep_slow_backend_lose_device(void);
-/* Calls of that kind since reset. */
+/* Returns the calls of that kind since reset. */
 uint64_t ep_slow_backend_count(ep_slow_operation operation);
-/* Memory blocks alive in all slow backends: 0 when nothing leaks. */
+/* Returns the live memory blocks of all slow backends: 0 if nothing leaks. */
 uint64_t ep_slow_backend_blocks_alive(void);
-/* Jobs and copies that completed in another order than they came, since reset. */
+/* Returns the jobs and copies that completed before an earlier one, since reset. */
 uint64_t ep_slow_backend_overtakings(void);
 
 #endif

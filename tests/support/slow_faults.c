@@ -17,7 +17,7 @@ static uint64_t counts[EP_SLOW_OPERATIONS];
 static bool device_lost;
 static uint64_t shuffle_state = 1;
 static uint64_t overtakings;
-static uint64_t blocks_alive; /* not reset: blocks outlive it */
+static uint64_t blocks_alive; /* not reset: blocks outlive a reset */
 
 void ep_slow_backend_reset(uint64_t seed)
 {

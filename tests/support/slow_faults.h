@@ -5,12 +5,11 @@
 
 #include "support/slow_backend.h"
 
-/* Counts a call. Returns the error for it now, and in *out_later the error its done() shall
- * bring. */
+/* Counts a call. Returns the call's planned error, and in *out_later the error for its done(). */
 ep_err slow_faults_at_call(ep_slow_operation operation, ep_err *out_later);
-/* DEVICE_LOST once the device is lost, else planned. */
+/* Returns DEVICE_LOST once the device is lost, else planned. */
 ep_err slow_faults_at_done(ep_err planned);
-/* A number below limit from the shuffle seed. */
+/* Draws a number below limit from the shuffle seed. */
 uint64_t slow_faults_random_below(uint64_t limit);
 void slow_faults_block_born(void);
 void slow_faults_block_died(void);

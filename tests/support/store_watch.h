@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Waiting for a weight store of this program: give it store_on_change. */
+/* Waits for a weight store of this program, which must be given store_on_change. */
 #ifndef EP_TEST_STORE_WATCH_H
 #define EP_TEST_STORE_WATCH_H
 
@@ -9,7 +9,7 @@
 
 static pthread_mutex_t store_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t store_changed = PTHREAD_COND_INITIALIZER;
-static uint64_t store_changes; /* under the lock, as what a test adds to it */
+static uint64_t store_changes; /* guarded by the lock; a test may guard its own data with it */
 
 static inline void store_on_change(void *arg)
 {
@@ -20,8 +20,8 @@ static inline void store_on_change(void *arg)
     pthread_mutex_unlock(&store_lock);
 }
 
-/* Until nothing is queued or loading and so many loads ahead of time have ended well: the store
- * counts one only after its import returned. */
+/* Waits until nothing is queued or loading and so many prefetches have succeeded: the store counts
+ * one only after its import has returned. */
 static inline ep_weight_stats store_settle_with(ep_weight_store *store, uint64_t prefetches)
 {
     ep_weight_stats stats;

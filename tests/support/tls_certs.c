@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Certificates by libcrypto: a CA and what it signs, with dates of choice. */
+/* Makes certificates with libcrypto: a CA and certificates signed by it, with any dates. */
 #include "support/tls_certs.h"
 
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Throw-away certificates for tests, made in the process. A failure ends the test program with a
+/* Temporary certificates for tests, made in the process. A failure ends the test program with a
  * message. */
 #ifndef EP_TEST_TLS_CERTS_H
 #define EP_TEST_TLS_CERTS_H
@@ -8,12 +8,11 @@
 
 typedef struct ep_test_cert ep_test_cert;
 
-/* Valid from now + from_days to now + until_days; host: its name; issuer NULL: a CA signed by
- * itself. */
+/* Valid from now + from_days to now + until_days. host: its name; issuer NULL: a self-signed CA. */
 ep_test_cert *ep_test_cert_new(const char *host, const ep_test_cert *issuer, int from_days,
                                int until_days);
 void ep_test_cert_free(ep_test_cert *cert);
-/* PEM files, appended when the file is there; a new one has mode 0600. */
+/* Append to a PEM file, which is made with mode 0600 if there is none. */
 void ep_test_cert_write(const ep_test_cert *cert, const char *path);
 void ep_test_cert_write_key(const ep_test_cert *cert, const char *path);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The scene, and CTF 1.8 written by hand: a metadata text and one packet of byte-aligned
+/* Makes the scene, and writes CTF 1.8 by hand: a metadata text and one packet of byte-aligned
  * little-endian events. */
 #include "support/trace_scene.h"
 
@@ -21,7 +21,7 @@ typedef struct maker {
     ep_cli_trace_event *events;
     size_t count;
     int64_t base;
-    ep_cli_trace_event about; /* what the next spans have in common */
+    ep_cli_trace_event about; /* common fields of the next spans */
     size_t frame_end;         /* the event that ended the last exchange */
 } maker;
 
@@ -64,7 +64,7 @@ static void serve(maker *m, uint64_t call, const char *node, uint32_t number, ui
     m->base -= number == 1 ? m->scene->node1_ahead_ns : 0;
 }
 
-/* An exchange, and what its node did. t: of the exchange, then as serve wants it. */
+/* Adds an exchange and its node's spans. t: times of the exchange, then those for serve. */
 static void frame(maker *m, uint64_t call, uint32_t sub, uint64_t remote, uint32_t node,
                   uint64_t job, const int64_t *t)
 {
@@ -125,7 +125,7 @@ static void request(maker *m, uint32_t i)
     }
 }
 
-/* Stable by time: events of one time keep their order, which puts a begin before its own end. */
+/* Sorts by time and keeps the order of equal times, so that a begin stays before its end. */
 static int compare_time(const void *a, const void *b)
 {
     const ep_cli_trace_event *x = a;
@@ -265,7 +265,7 @@ bool ep_test_scene_write(const char *dir, const ep_cli_trace_event *events, size
     if (good) {
         fflush(memory);
         write_metadata(metadata, host, clock);
-        /* A first, empty packet: what is discarded is counted from there. */
+        /* An empty first packet: the count of discarded events starts there. */
         write_head(stream, clock, begin, begin, HEAD_BYTES, 0);
         write_head(stream, clock, begin, end, HEAD_BYTES + body_bytes, discarded);
         good = fwrite(body, 1, body_bytes, stream) == body_bytes;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* with_cpu_level LEVEL PROGRAM [ARGS..]: runs the program with the CPU limited to LEVEL, and all it
- * starts. 77 (skipped) where this CPU has no such level. */
+/* with_cpu_level LEVEL PROGRAM [ARGS..]: runs the program and its children with the CPU limited to
+ * LEVEL. Exits with 77 (skipped) if this CPU has no such level. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>

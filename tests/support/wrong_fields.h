@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Values that a field of a frame's fixed part never has, in a Hello and in a request. */
+/* Invalid values for the fields of a frame's fixed part, in a Hello and in a request. */
 #ifndef EP_TESTS_SUPPORT_WRONG_FIELDS_H
 #define EP_TESTS_SUPPORT_WRONG_FIELDS_H
 

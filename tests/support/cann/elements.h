@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Elements of tensors as f32; stored with one rounding to nearest even. */
+/* Reads elements of tensors as f32, and stores them with one rounding to nearest even. */
 #ifndef EP_TESTS_SUPPORT_CANN_ELEMENTS_H
 #define EP_TESTS_SUPPORT_CANN_ELEMENTS_H
 
@@ -13,7 +13,7 @@ static inline bool cann_is_float(ep_acl_data_type type)
     return type == EP_ACL_FLOAT || type == EP_ACL_FLOAT16 || type == EP_ACL_BF16;
 }
 
-/* Device memory is aligned to nothing a host type may ask for beyond its element. */
+/* Device memory is aligned only to its elements, not to larger host types. */
 static inline float cann_element(ep_acl_data_type type, const void *from, size_t i)
 {
     if (type == EP_ACL_FLOAT) {
@@ -32,8 +32,8 @@ static inline void cann_element_set(ep_acl_data_type type, void *to, size_t i, f
     }
 }
 
-/* A row as int8, and its scale max / 127. A row of zeros divides 0 by 0: the strictest reading of
- * the documents. */
+/* Rounds a row to int8 and returns its scale max / 127. A row of zeros divides 0 by 0: the
+ * strictest reading of the documents. */
 static inline float cann_quantise(const float *row, int64_t columns, int8_t *to)
 {
     float greatest = 0.0f;

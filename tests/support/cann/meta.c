@@ -48,7 +48,7 @@ CANN_EXPORT ep_acl_tensor *aclCreateTensor(const int64_t *shape, uint64_t rank,
                                            void *memory)
 {
     const size_t element = bytes_of(type);
-    int64_t last = offset; /* of the view */
+    int64_t last = offset; /* index of the view's last element */
     int64_t stored = 1;
     if (shape == NULL || strides == NULL || storage_shape == NULL || rank < 1 ||
         rank > CANN_RANK_MAX || element == 0 || offset < 0 ||
@@ -167,7 +167,7 @@ CANN_EXPORT ep_acl_code aclDestroyTensorList(const ep_acl_tensor_list *list)
 {
     ep_acl_tensor_list *own =
         (ep_acl_tensor_list *)(uintptr_t)cann_list(list, "aclDestroyTensorList");
-    for (uint64_t i = 0; i < own->count; i++) { /* its tensors are destroyed with it */
+    for (uint64_t i = 0; i < own->count; i++) { /* the list owns its tensors */
         destroy_tensor(own->tensors[i]);
     }
     own->magic = DEAD_MAGIC;
@@ -206,7 +206,8 @@ ep_acl_code cann_plan(const cann_launch *plan, uint64_t *workspace_bytes,
 static ep_acl_code run_launch(void *arg)
 {
     const cann_launch *launch = arg;
-    if (launch->workspace_bytes != 0) { /* whoever shares it with something alive finds out */
+    /* overwritten, so that sharing it with live data is detected */
+    if (launch->workspace_bytes != 0) {
         memset(cann_device_bytes(launch->workspace, launch->workspace_bytes, launch->name), 0xfe,
                launch->workspace_bytes);
     }
@@ -221,7 +222,7 @@ static void release_launch(void *arg)
     free(arg);
 }
 
-/* Its launch is the caller's then. */
+/* Ends the executor; the caller owns its launch then. */
 static cann_launch *end_executor(ep_acl_executor *executor, const char *what)
 {
     pthread_mutex_lock(&lock);

@@ -23,7 +23,7 @@ static float gelu(float x, bool by_tanh)
                    : 0.5f * x * (1.0f + erff(x * 0.7071067812f));
 }
 
-/* The first half is what is activated. */
+/* Activates the first half. */
 static float halves_become(const cann_launch *launch, float first, float second)
 {
     if (launch->numbers[KIND] == CLIPPED) {
@@ -64,7 +64,7 @@ static ep_acl_code run_halves(const cann_launch *launch)
     return 0;
 }
 
-/* out, and each other result, is half of x along the last axis. */
+/* Whether out is half of x along the last axis. */
 static bool are_halves(const ep_acl_tensor *x, int64_t axis, const ep_acl_tensor *out)
 {
     return x->type == out->type && cann_is_float(x->type) && x->rank == 2 && out->rank == 2 &&

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libopapi_transformer.so: GroupedMatmul, V5 unless CANN_OLDER, and V4; groups of rows, one output
- * tensor. And unless CANN_OLDER GroupedMatmulSwigluQuant. */
+/* libopapi_transformer.so: GroupedMatmulV4 with groups of rows and one output tensor; unless
+ * CANN_OLDER also V5 and GroupedMatmulSwigluQuant. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,13 +14,12 @@ enum {
     SCALE,
     PER_TOKEN_SCALE,
     FIRST_WEIGHT
-}; /* places in launch->inputs; an absent one is x again; behind the weights as many biases, if any
-    */
+}; /* places in launch->inputs; an absent input is x again; biases, if any, follow the weights */
 enum { LIST_TYPE, WEIGHTS, GROUPS, IS_QUANT, HAS_BIAS }; /* places in launch->numbers */
 
 #define NAME "aclnnGroupedMatmul"
 
-/* Group g's part of a list: its own tensor, or its place in that of all. Of rows values each. */
+/* Returns group g's tensor of a list, or its part (`values` elements) of a tensor for all. */
 static const uint8_t *group_part(const cann_launch *launch, uint64_t at, int64_t g, int64_t values)
 {
     const bool one = launch->numbers[WEIGHTS] == 1;
@@ -29,13 +28,13 @@ static const uint8_t *group_part(const cann_launch *launch, uint64_t at, int64_t
     return bytes + (one ? (size_t)(g * values) * tensor->element_bytes : 0);
 }
 
-/* What a group's results are made of, in the types the sums have. */
+/* Operands of a group, in the types of the sums. */
 typedef struct group {
-    float *weights; /* [K][N]; of int8 exact, as they are */
+    float *weights; /* [K][N]; exact also for int8 */
     float *biases;  /* [N] */
     float *scales;  /* [N]; int8 */
-    float *sums;    /* [N], of the row at hand */
-    int32_t *whole; /* the same of int8 */
+    float *sums;    /* [N], of the present row */
+    int32_t *whole; /* sums of int8 */
 } group;
 
 static group group_make(int64_t inner, int64_t columns)
@@ -80,7 +79,7 @@ static void group_read(const cann_launch *launch, int64_t number, int64_t inner,
     }
 }
 
-/* One row: f32 accumulation in ascending k, or the exact integer sum. */
+/* Computes one row: f32 accumulation in ascending k, or the exact integer sum. */
 static void multiply_row(const cann_launch *launch, const void *x, int64_t row, int64_t inner,
                          int64_t columns, float per_token, group *g)
 {
@@ -108,7 +107,7 @@ static void multiply_row(const cann_launch *launch, const void *x, int64_t row, 
     }
 }
 
-/* Where group g of a list of counts or running sums ends, or a negative code. */
+/* Returns where group g of a list of counts or running sums ends, or a negative code. */
 static int64_t group_end(const cann_launch *launch, const int64_t *list, int64_t g, int64_t row)
 {
     const int64_t rows = launch->inputs[X]->shape[0];
@@ -154,7 +153,7 @@ static ep_acl_code run_grouped_matmul(const cann_launch *launch)
         }
         row = end;
     }
-    /* what no group covers is not written on the device: nobody may count on what was there */
+    /* the device leaves rows that no group covers: overwrite them to detect use */
     if (row >= 0) {
         memset(to + (size_t)(row * columns) * out->element_bytes, 0xff,
                (size_t)((out->shape[0] - row) * columns) * out->element_bytes);
@@ -169,7 +168,7 @@ static bool is_matrix(const ep_acl_tensor *tensor)
            tensor->shape[1] <= EP_ACL_COLUMNS_MAX;
 }
 
-/* Weights of group g, or of all in one tensor of three axes. */
+/* Whether the weights are one tensor per group, or one of three axes for all. */
 static bool weights_fit(const ep_acl_tensor_list *weight, const ep_acl_tensor *x,
                         const ep_acl_tensor *out, int64_t groups)
 {
@@ -188,7 +187,7 @@ static bool weights_fit(const ep_acl_tensor_list *weight, const ep_acl_tensor *x
     return true;
 }
 
-/* f32 for bf16, f16 for f16; to int8 products V5 adds bf16 behind the scales. */
+/* Whether the bias fits: f32 for bf16, f16 for f16; int8: V5 only, bf16 added after scaling. */
 static bool bias_fits(const char *name, const ep_acl_tensor_list *bias,
                       const ep_acl_tensor_list *weight, const ep_acl_tensor *x,
                       const ep_acl_tensor *out, int64_t groups)
@@ -340,13 +339,13 @@ enum {
     FUSED_INPUTS
 };
 
-/* Value of row k, column n of weights that lie as [N/32][K/16][16][32]. */
+/* Returns row k, column n of weights laid out as [N/32][K/16][16][32]. */
 static int8_t fractal_value(const int8_t *weight, int64_t inner, int64_t k, int64_t n)
 {
     return weight[((n / 32 * (inner / 16) + k / 16) * 16 + k % 16) * 32 + n % 32];
 }
 
-/* One row: gate and up in f32, never rounded to less before they become int8. */
+/* Computes one row: gate and up stay in f32 until they are rounded to int8. */
 static void run_fused_row(const cann_launch *launch, const int8_t *weight, const float *scales,
                           int64_t row, float *wide)
 {
@@ -382,7 +381,7 @@ static ep_acl_code run_fused(const cann_launch *launch)
     const int64_t *ends = cann_tensor_bytes(launch->inputs[FUSED_GROUPS], FUSED);
     const int8_t *weights = cann_tensor_bytes(launch->inputs[FUSED_WEIGHT], FUSED);
     const float *scales = cann_tensor_bytes(launch->inputs[FUSED_SCALE], FUSED);
-    /* in a core's local memory all rows but the first begin askew */
+    /* all rows but the first would be misaligned in a core's local memory */
     if (columns / 2 % EP_ACL_ALIGN != 0) {
         cann_violation(FUSED ": rows of %lld results are no whole blocks of %d bytes",
                        (long long)(columns / 2), EP_ACL_ALIGN);
@@ -404,7 +403,7 @@ static ep_acl_code run_fused(const cann_launch *launch)
                           wide);
         }
     }
-    for (; code == 0 && row < x->shape[0]; row++) { /* not written on the device */
+    for (; code == 0 && row < x->shape[0]; row++) { /* rows that the device does not write */
         const float none = NAN;
         memcpy((float *)cann_tensor_bytes(launch->inputs[FUSED_OUT_SCALE], FUSED) + row, &none,
                sizeof(none));

@@ -14,7 +14,7 @@
 #include "base/random.h"
 #include "support/cann/cann.h"
 
-/* of addresses: a block's are never given out twice before they run out */
+/* address space: no address is used again until it is exhausted */
 #define ARENA_BYTES ((size_t)64 << 30)
 #define GUARD_BYTES 4096
 #define HOLD_BYTES ((size_t)1 << 20)
@@ -33,7 +33,7 @@ typedef struct event {
     uint32_t magic;
     int device;
     uint32_t flags;
-    uint64_t recorded;  /* aclrtRecordEvent calls */
+    uint64_t recorded;  /* number of aclrtRecordEvent calls */
     uint64_t completed; /* of these */
     ep_acl_code status; /* of the last completed */
     int waiters;        /* tasks that refer to it */
@@ -45,10 +45,10 @@ typedef struct notify {
     uint32_t magic;
     bool is_set;
     int users;                /* tasks that refer to it */
-    struct notify *next_dead; /* those of a lost device that have tasks stay */
+    struct notify *next_dead; /* notifies of a lost device that still have tasks */
 } notify;
 
-/* A callback that is due, in the order of all streams. */
+/* A due callback, in the order over all streams. */
 typedef struct report {
     void (*callback)(void *arg);
     void *arg;
@@ -66,7 +66,7 @@ typedef struct task {
     uint64_t target;
     notify *notified; /* this task records it */
     notify *wanted;   /* this task waits for it, and resets it */
-    report *told;     /* this task makes it due */
+    report *told;     /* this task makes the callback due */
     struct task *next;
 } task;
 
@@ -77,12 +77,12 @@ typedef struct stream {
     task *first;
     task *last;
     uint64_t open_count; /* queued or running */
-    ep_acl_code error;   /* sticky, until it has been told */
+    ep_acl_code error;   /* sticky until it is reported */
     bool stopping;
     bool hangs;
     uint64_t report_thread; /* 0: nobody subscribed */
     uint64_t random;
-    uint64_t time_ns; /* by the device: what it has been given is done until then */
+    uint64_t time_ns; /* on the device's clock: all tasks given so far are done then */
     struct stream *next;
 } stream;
 
@@ -101,15 +101,15 @@ static struct {
     size_t hbm_used;
 } all_devices[CANN_DEVICES_MAX];
 static uint64_t lost_calls;
-static uint64_t generation; /* of aclInit: a thread's device is that of one generation */
+static uint64_t generation; /* counts aclInit: a thread's device is valid in one generation */
 static _Thread_local uint64_t thread_generation;
-static _Thread_local int thread_device; /* a stream's own thread: the stream's */
+static _Thread_local int thread_device; /* on a stream's own thread: the stream's device */
 static _Thread_local bool in_callback;
 static _Thread_local const char *recent_message;
 static report *reports;
 static event *dead_events;
 static notify *dead_notifies;
-static int context; /* its address is the one context there is */
+static int context; /* its address is the only context */
 static uint8_t *arena_given, *arena_own;
 static size_t arena_used;
 static block *blocks;
@@ -121,7 +121,7 @@ static uint64_t rates[CANN_RATES];
 static _Thread_local stream *own_stream; /* of a stream's thread */
 static bool oom_stays;
 static const char *lost_file;
-static const char *hold_fifo; /* NULL: none, or it was passed */
+static const char *hold_fifo; /* NULL: none, or already opened */
 static const char *refused;
 
 _Noreturn void cann_violation(const char *format, ...)
@@ -186,7 +186,7 @@ static ep_acl_code fail(ep_acl_code code, const char *message)
     return code;
 }
 
-/* Lock held. 0, or that the device is lost. */
+/* Lock held. Returns 0 or CANN_LOST. */
 static ep_acl_code check_device(int device)
 {
     static _Thread_local char text[64];
@@ -213,8 +213,7 @@ static ep_acl_code enter_locked(void)
     return check_device(thread_device);
 }
 
-/* Lock held. As enter_locked, for what was made on a device: another one's thread has no business
- * with it. */
+/* Lock held. Does enter_locked for an object of a device; fails on another device's thread. */
 static ep_acl_code enter_for(int device)
 {
     const ep_acl_code code = enter_locked();
@@ -376,7 +375,7 @@ CANN_EXPORT const char *aclrtGetSocName(void)
 CANN_EXPORT ep_acl_code aclrtGetDeviceCount(uint32_t *count)
 {
     pthread_mutex_lock(&lock);
-    if (devices == 0) { /* one may have come since */
+    if (devices == 0) { /* a device may have been added since */
         devices = from_environment("EP_CANN_DEVICES", 1);
     }
     const ep_acl_code code = devices == 0 ? fail(207004, "EL0004: no device") : 0;
@@ -439,7 +438,7 @@ CANN_EXPORT ep_acl_code aclrtSetCurrentContext(ep_acl_context wanted)
 
 /* ---- memory ---- */
 
-/* Lock held. The block that holds all of these bytes; a freed one too. */
+/* Lock held. Finds the block, live or freed, that holds all of these bytes. */
 static block *find_block(const void *address, size_t bytes)
 {
     const uintptr_t a = (uintptr_t)address;
@@ -500,7 +499,7 @@ static ep_acl_code malloc_locked(void **memory, size_t bytes)
         arena_used + room + GUARD_BYTES > ARENA_BYTES) {
         return fail(CANN_OOM, "EL0004: failed to allocate device memory");
     }
-    uint8_t *address = arena_given + arena_used + 32; /* aligned to 32 bytes and to nothing more */
+    uint8_t *address = arena_given + arena_used + 32; /* aligned to exactly 32 bytes */
     arena_used += room + GUARD_BYTES;
     all_devices[thread_device].hbm_used += bytes;
     memset(arena_own + (address - arena_given), POISON, bytes);
@@ -523,7 +522,7 @@ static ep_acl_code free_block(void *memory, bool is_host)
     pthread_mutex_lock(&lock);
     ep_acl_code code = enter_locked();
     if (code == CANN_LOST) {
-        /* memory of a lost device can be given back; whoever does is told so by other calls */
+        /* memory of a lost device can be freed; other calls report the loss */
         code = 0;
     }
     if (code == 0) {
@@ -541,7 +540,7 @@ static ep_acl_code free_block(void *memory, bool is_host)
                            is_host ? "aclrtFreeHost" : "aclrtFree", memory, b->device,
                            thread_device);
         }
-        b->freed = true; /* kept: whoever uses it later is told */
+        b->freed = true; /* kept, to detect later use */
         if (!is_host) {
             all_devices[b->device].hbm_used -= b->bytes;
             uint8_t *own = arena_own + (b->address - arena_given);
@@ -616,7 +615,7 @@ static stream *check_stream(ep_acl_stream handle)
     return s;
 }
 
-/* Lock held, and held again on return. Nothing is waited for on a lost device. */
+/* Lock held, and held again on return. Does not wait on a lost device. */
 static ep_acl_code wait_for_other(stream *s, task *t)
 {
     if (t->awaited != NULL) {
@@ -704,7 +703,7 @@ static void finish_task(stream *s, task *t, ep_acl_code code)
         t->recorded->waiters--;
     }
     if (t->notified != NULL && code != 0) {
-        t->notified->users--; /* it never comes */
+        t->notified->users--; /* the notify never comes */
     }
     pthread_mutex_unlock(&lock);
     if (t->release != NULL) {
@@ -741,7 +740,7 @@ static void *stream_main(void *arg)
         }
         s->first = t->next;
         const bool does_something = t->run != NULL || t->notified != NULL || t->told != NULL;
-        /* torn down: not run */
+        /* a stopping stream does not run tasks */
         code = s->stopping && does_something ? CANN_CORE_FAULT : run_task(s, t);
         finish_task(s, t, code);
     }
@@ -802,7 +801,7 @@ CANN_EXPORT ep_acl_code aclrtCreateStream(ep_acl_stream *out_stream)
     return 0;
 }
 
-/* Lock held. Whether some stream of the device never gets to the end of what it holds. */
+/* Lock held. Whether some stream of the device has a task that never ends. */
 static bool anything_hangs(int device)
 {
     for (const stream *s = streams; s != NULL; s = s->next) {
@@ -1010,7 +1009,7 @@ static ep_acl_code push_event(ep_acl_event event_handle, ep_acl_stream stream_ha
             t->recorded = e;
         } else {
             t->awaited = e;
-            t->target = e->recorded; /* of records from now on it knows nothing */
+            t->target = e->recorded; /* later records do not count */
         }
         e->waiters++;
         push_task(s, t);
@@ -1031,7 +1030,7 @@ CANN_EXPORT ep_acl_code aclrtStreamWaitEvent(ep_acl_stream stream_handle, ep_acl
 
 CANN_EXPORT ep_acl_code aclrtSynchronizeEventWithTimeout(ep_acl_event handle, int32_t timeout_ms)
 {
-    /* generation in which this thread has waited to the end of its time */
+    /* generation in which this thread's wait has timed out */
     static _Thread_local uint64_t in_vain;
     event *e = check_event(handle);
     (void)timeout_ms;
@@ -1064,7 +1063,7 @@ CANN_EXPORT ep_acl_code aclrtQueryEventStatus(ep_acl_event handle, ep_acl_event_
     pthread_mutex_lock(&lock);
     const ep_acl_code code = enter_locked();
     if (code == 0) {
-        *status = e->completed == e->recorded; /* 1: complete, the reverse of a stream's */
+        *status = e->completed == e->recorded; /* 1: complete; for a stream 0 is complete */
     }
     pthread_mutex_unlock(&lock);
     return code;
@@ -1148,7 +1147,7 @@ CANN_EXPORT ep_acl_code aclrtWaitAndResetNotify(ep_acl_notify notify_handle,
                                                 ep_acl_stream stream_handle, uint32_t timeout)
 {
     if (timeout != 0) {
-        /* header and document name different units */
+        /* the header and the documentation name different units */
         return fail(CANN_PARAM, "EE1001: timeouts are not emulated");
     }
     return push_notify(notify_handle, stream_handle, false);

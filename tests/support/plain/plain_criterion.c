@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs every registered test in a process of its own; a file name pattern as argument chooses
+/* Runs every registered test in a process of its own; a file name pattern as argument selects
  * some. */
 #include <criterion/criterion.h>
 #include <fnmatch.h>
