@@ -6,7 +6,7 @@
 
 #include "ref_math.h"
 
-/* c[0] x^(n-1) + .. + c[n-1], each step fused. */
+/* Computes c[0] x^(n-1) + .. + c[n-1], each step fused. */
 static float polynomial(const float *c, int n, float x)
 {
     float p = c[0];

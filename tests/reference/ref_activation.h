@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an expert computes between its matrices, written a second time from the numerics' text: tanh
- * and erf are a polynomial near 0 and beyond it 1 minus an exponential, with the numerics'
- * coefficients; everything else is the formulas.
+ * An expert's activation functions, written a second time from the text of the numerics. tanh and
+ * erf are a polynomial near 0 and 1 minus an exponential beyond, with the coefficients of the
+ * numerics; everything else follows the formulas.
  */
 #ifndef TESTS_REFERENCE_REF_ACTIVATION_H
 #define TESTS_REFERENCE_REF_ACTIVATION_H
@@ -30,9 +30,9 @@ struct ref_activation {
 
 float ref_tanh(float x);
 float ref_erf(float x);
-/* From a gate's and an up row's result, biases added. */
+/* Computes from a gate's and an up row's result, biases added. */
 float ref_activate(const struct ref_activation *activation, float g, float u);
-/* Of two matrices: of u alone. */
+/* For experts of two matrices: computes from u alone. */
 float ref_activate_alone(const struct ref_activation *activation, float u);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What config.json says about the experts' activation. */
+/* Reads the experts' activation from config.json. */
 #ifndef TESTS_REFERENCE_REF_CONFIG_H
 #define TESTS_REFERENCE_REF_CONFIG_H
 
@@ -8,7 +8,7 @@
 
 #include "ref_activation.h"
 
-/* Of the routed experts of a layer, or of its shared ones. Dies of a function that is not known. */
+/* For a layer's routed experts, or its shared ones. Dies on an unknown function. */
 struct ref_activation ref_config_activation(const json_t *config, size_t layer, bool shared);
 
 #endif

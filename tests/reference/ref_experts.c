@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The experts of one MoE layer, by the tensor names of public checkpoints. */
+/* Loads the experts of one MoE layer by the tensor names of public checkpoints. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +43,7 @@ static const struct {
 
 #define COUNT(array) (sizeof(array) / sizeof(*(array)))
 
-/* One expert of its own tensors; false when it does not exist. */
+/* Loads one expert from tensors of its own; false: there is none. */
 static bool load_expert(const struct ref_checkpoint *checkpoint, const char *stem,
                         const char *const *word, size_t hidden, struct ref_expert *out_expert)
 {
@@ -95,8 +95,8 @@ static size_t inner_size(const struct ref_checkpoint *checkpoint)
     return ref_checkpoint_size(checkpoint, has_own ? "moe_intermediate_size" : "intermediate_size");
 }
 
-/* Both tensors are [E,rows,columns] or both [E,columns,rows]. With H = I one of them tells, with H
- * = 2 I the other. */
+/* Both tensors are [E,rows,columns] or both [E,columns,rows]. If the shape of one fits both (H = I
+ * or H = 2 I), the other decides. */
 static bool is_transposed(const struct ref_tensor *up, size_t up_rows,
                           const struct ref_tensor *down, size_t hidden, size_t inner)
 {
@@ -106,8 +106,8 @@ static bool is_transposed(const struct ref_tensor *up, size_t up_rows,
     return down->shape[1] == inner;
 }
 
-/* Which rows of a tensor a matrix has; gate and up of one tensor stand behind each other, or take
- * turns. */
+/* Returns the rows of a tensor that belong to a matrix; gate and up in one tensor follow each
+ * other, or alternate row by row. */
 static struct ref_slab slab_of(int matrix, bool shares, bool take_turns, size_t hidden,
                                size_t inner)
 {
@@ -122,7 +122,7 @@ static struct ref_slab slab_of(int matrix, bool shares, bool take_turns, size_t 
     return slab;
 }
 
-/* The tensors of all experts that lead with this stem; 0: there are none. */
+/* Loads the tensors of all experts with this stem; 0: there are none. */
 static size_t load_stacked_of(const struct ref_checkpoint *checkpoint, const char *base, size_t s,
                               size_t hidden, struct ref_expert **out_experts)
 {
@@ -231,7 +231,7 @@ void ref_layer_load(const struct ref_checkpoint *checkpoint, size_t layer_index,
     *out_layer = layer;
 }
 
-/* ref_layer_load allocated them: they are const for the readers only. */
+/* ref_layer_load allocated the experts, so casting const away is allowed. */
 static void set_family(const struct ref_expert *experts, size_t count, enum ref_family family)
 {
     for (size_t i = 0; i < count; i++) {

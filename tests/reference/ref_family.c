@@ -37,8 +37,7 @@ bool ref_family_parse(const char *text, enum ref_family *out_family)
     return false;
 }
 
-/* Levels of the CPU, as EXPERTD_CPU_FEATURES names them, from the least to the greatest that
- * changes what auto takes. */
+/* CPU levels of EXPERTD_CPU_FEATURES, in ascending order, that change the choice of auto. */
 #if defined(__x86_64__)
 static bool has_avx2(void)
 {
@@ -67,7 +66,7 @@ static enum ref_family family_below(const char *limit)
     return has_avx2() && is_avx2    ? REF_AUTO_VNNI
            : is_less || !has_vnni() ? REF_PORTABLE
            : is_cut || !has_bf16()  ? REF_AUTO_VNNI
-                                    : REF_W4A8; /* beside it bf16dp */
+                                    : REF_W4A8; /* formats that w4a8 lacks use bf16dp */
 }
 #elif defined(__aarch64__)
 static enum ref_family family_below(const char *limit)

@@ -36,8 +36,8 @@ size_t ref_format_group(enum ref_format format)
     }
 }
 
-/* sign, `exponents` bits of exponent with this bias, `fractions` bits of fraction; exponent 0 has
- * no leading one. */
+/* Decodes a sign, `exponents` bits of exponent with this bias and `fractions` bits of fraction;
+ * exponent 0 has no leading one. */
 static float small_float(unsigned code, int exponents, int fractions, int bias)
 {
     int exponent = (int)(code >> fractions) & ((1 << exponents) - 1);
@@ -63,7 +63,7 @@ float ref_e8m0(uint8_t code)
     return code == 0xff ? NAN : ldexpf(1.0f, (int)code - 127);
 }
 
-/* portable: fused into the total. Families of pairs: two roundings. */
+/* Adds a group to the total: portable by a fused step, families of pairs with two roundings. */
 static float add_group(enum ref_family family, float total, float chain, float scale)
 {
     if (family == REF_PORTABLE) {
@@ -73,14 +73,14 @@ static float add_group(enum ref_family family, float total, float chain, float s
     return total + scaled;
 }
 
-/* Families of pairs compute MX formats as the bf16 matrix that codes times scales are; the others
- * group by group. */
+/* Whether the family computes the format as the bf16 matrix of codes times scales, instead of group
+ * by group: bf16dp does so with MX formats. */
 static bool is_widened(enum ref_format format, enum ref_family family)
 {
     return family == REF_BF16DP && (format == REF_FORMAT_MXFP4 || format == REF_FORMAT_MXFP8);
 }
 
-/* No denormals, and zeros are positive. */
+/* Returns a widened weight: never denormal, and zero is positive. */
 static float widened_weight(float code, float scale)
 {
     float weight = ref_pair_input(code * scale);

@@ -16,8 +16,8 @@
 struct request {
     const char *model, *in, *out;
     size_t layer;
-    enum ref_family family; /* as a node is told it */
-    enum ref_quant quant;   /* likewise */
+    enum ref_family family; /* as a node's --numerics */
+    enum ref_quant quant;   /* as a node's weight_quant */
     int wire, out_dtype;    /* enum ref_dtype; -1: x's own type, bf16 for int8 */
     struct ref_batch batch;
 };
@@ -158,7 +158,7 @@ static struct ref_tensor need(const struct ref_file *file, const char *path, con
     return tensor;
 }
 
-/* Fills the batch from the file's tensors; returns the row scales of int8 x, to be freed, or
+/* Fills the batch from the file's tensors. Returns the row scales of int8 x, to be freed; else
  * NULL. */
 static float *fill_batch(const struct ref_file *file, const char *path, size_t hidden,
                          struct ref_batch *batch)

@@ -14,13 +14,13 @@ static float half_at(const uint8_t *block, size_t at)
     return ref_load(block + at, REF_F16, 0);
 }
 
-/* Nibbles of 32 columns at `at`: the first 16 in lower halves. */
+/* Reads a nibble of 32 columns at `at`: the first 16 in lower halves. */
 static unsigned nibble_of_32(const uint8_t *block, size_t at, size_t k)
 {
     return k < 16 ? block[at + k] & 15u : block[at + k - 16] >> 4u;
 }
 
-/* Nibbles of 256 columns at `at`: of each 64, 32 in lower halves, then 32 in upper ones. */
+/* Reads a nibble of 256 columns at `at`: of each 64 the first 32 in lower halves. */
 static unsigned nibble_of_256(const uint8_t *block, size_t at, size_t k)
 {
     const uint8_t *bytes = block + at + 32 * (k / 64);
@@ -60,8 +60,8 @@ static float mxfp4_scale(const uint8_t *block, size_t g)
     return ref_e8m0(block[0]);
 }
 
-/* Eight parts and eight minima of 6 bits in 12 bytes: the first four of each whole, of the others
- * two and four bits apart. */
+/* Reads one of eight parts or eight minima of 6 bits in 12 bytes: the first four of each are stored
+ * whole, the others as two and four bits in different bytes. */
 static unsigned six_bits(const uint8_t *packed, size_t g, bool is_minimum)
 {
     const uint8_t *first = packed + (is_minimum ? 4 : 0);
@@ -93,7 +93,7 @@ static float k_offset(const uint8_t *block, size_t g)
     return half_at(block, 2) * (float)six_bits(block + 4, g, true);
 }
 
-/* Two times 128 columns, each in four parts of 32: l, l+32, l+64, l+96. */
+/* Two halves of 128 columns, each in four parts of 32: l, l+32, l+64, l+96. */
 static float q6_k_value(const uint8_t *block, size_t k)
 {
     size_t part = k % 128 / 32;
@@ -161,7 +161,7 @@ static char *take_text(struct reader *r)
     return text;
 }
 
-/* Whole numbers of 32 and 64 bits and texts; NULL for the rest, which is passed over. */
+/* Reads integers of 32 and 64 bits and texts; skips other values and returns NULL. */
 static json_t *take_value(struct reader *r, unsigned type)
 {
     static const uint8_t sizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
@@ -194,7 +194,7 @@ static const char *type_name(uint64_t type)
     return type < sizeof(names) / sizeof(*names) && names[type] != NULL ? names[type] : "unknown";
 }
 
-/* A tensor's entry as safetensors has it; the shape outermost first. */
+/* Adds a tensor's entry as in safetensors, the outermost dimension first. */
 static void take_tensor(struct reader *r, json_t *header)
 {
     size_t shape[REF_RANK_MAX];

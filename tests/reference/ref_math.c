@@ -69,7 +69,7 @@ uint16_t ref_f16_from_float(float value)
     if (isnan(value)) {
         return (uint16_t)(sign | 0x7e00 | ((bits >> 13) & 0x01ff));
     }
-    /* In units of the smallest f16 step that holds here, the nearest-even integer is the answer. */
+    /* The result counts f16 steps at this magnitude, rounded to the nearest even integer. */
     double magnitude = fabs((double)value);
     if (magnitude >= 65520.0) {
         return (uint16_t)(sign | 0x7c00);
@@ -218,8 +218,8 @@ static float without_denormals(float x)
     return fpclassify(x) == FP_SUBNORMAL ? copysignf(0.0f, x) : x;
 }
 
-/* A result of this size came from values so small that all of them times 2^64 and 2^128 are in
- * range: there its rounding shows, as if exponents had no end. */
+/* A result this small comes from values that all stay in range times 2^64 and 2^128. So the step is
+ * computed on scaled values, where it rounds as if exponents were unlimited. */
 static float fused_pair_step(float a, float b, float acc)
 {
     a = without_denormals(a);
@@ -249,8 +249,8 @@ float ref_dot_bf16dp(const float *a, const float *b, size_t n)
     return acc;
 }
 
-/* Of the two doubles around the exact sum, when there is none for it, the one whose last bit is
- * set. */
+/* Returns the exact sum if it is a double, else the one of the two doubles around it whose last bit
+ * is set. */
 static double sum_to_odd(double a, double b)
 {
     double sum = a + b;
@@ -264,8 +264,8 @@ static double sum_to_odd(double a, double b)
                : sum;
 }
 
-/* a + b rounded to odd, as if exponents had no smallest, 2^128 and above an infinity; what is below
- * 2^-126 is a zero. */
+/* Returns a + b rounded to odd as if exponents had no lower limit; 2^128 and above becomes
+ * infinity, and below 2^-126 zero. */
 static float odd_sum(float a, float b)
 {
     double sum = sum_to_odd((double)a, (double)b);

@@ -43,7 +43,7 @@ static size_t groups_of(size_t columns, size_t group)
     return (columns + group - 1) / group;
 }
 
-/* A number of quantization_config, of weights in all groups of it: 0 when it is not there. */
+/* Returns a number of the weights from quantization_config, from any of its groups; 0: none. */
 static size_t stated(const struct ref_checkpoint *checkpoint, const char *key, size_t index)
 {
     const char *name;
@@ -59,14 +59,14 @@ static size_t stated(const struct ref_checkpoint *checkpoint, const char *key, s
     return number > 0 ? (size_t)number : 0;
 }
 
-/* Where a tensor has the number of weight [n,k]: n / rows * row_step + k / columns *
+/* The index in a tensor of the number for weight [n,k]: n / rows * row_step + k / columns *
  * column_step. */
 struct shared {
     size_t rows, columns;
     size_t row_step, column_step;
 };
 
-/* One for each group of `group` columns of each row. */
+/* Spreads shared numbers to one for each group of `group` columns of each row. */
 static float *spread(const float *read, struct shared shared, size_t rows, size_t columns,
                      size_t group)
 {
@@ -81,7 +81,7 @@ static float *spread(const float *read, struct shared shared, size_t rows, size_
     return spread_out;
 }
 
-/* f8: one scale for the matrix, for a row, or for a block, which the config may say the size of. */
+/* f8: one scale for the matrix, for a row, or for a block, whose size the config may give. */
 static enum ref_format f8_scales(const struct ref_checkpoint *checkpoint,
                                  const struct ref_tensor *tensor, size_t rows, size_t columns,
                                  const char *stem, struct ref_matrix *matrix)
@@ -110,14 +110,13 @@ static enum ref_format f8_scales(const struct ref_checkpoint *checkpoint,
     return is_usual ? REF_FORMAT_F8 : REF_FORMAT_CODES;
 }
 
-/* Two codes to a byte, the even column in the low half. */
+/* Two codes in a byte, the even column in the low half. */
 static float nibble_value(const uint8_t *row, size_t k)
 {
     return ref_e2m1(k % 2 == 0 ? row[k / 2] & 15u : row[k / 2] >> 4u);
 }
 
-/* Eight codes to a little-endian word, the lowest column in the lowest bits, 8 more than they
- * mean. */
+/* Eight codes in a little-endian word, lowest column in the lowest bits; code = value + 8. */
 static float int4_value(const uint8_t *row, size_t k)
 {
     return (float)((int)(row[k / 2] >> (k % 2 == 0 ? 0 : 4) & 15) - 8);
@@ -139,11 +138,11 @@ static float *e8m0_scales(const struct ref_tensor *tensor, size_t rows, size_t c
                           const char *stem)
 {
     struct ref_tensor powers = *tensor;
-    powers.dtype = REF_E8M0; /* some files call it U8 */
+    powers.dtype = REF_E8M0; /* some files declare U8 */
     return widened(&powers, rows * groups_of(columns, 32), stem);
 }
 
-/* Four codes to a word, 128 more than they mean. */
+/* Four codes in a word; code = value + 128. */
 static float int8_value(const uint8_t *row, size_t k)
 {
     return (float)((int)row[k] - 128);
@@ -166,7 +165,7 @@ static struct ref_tensor find_scales(const struct ref_checkpoint *checkpoint, co
     ref_die("%s: no scales", stem);
 }
 
-/* Columns of a row's groups in the file: the config's word, else 32; 0: one for all. */
+/* Returns the columns per group in the file: the config's, else 32; 0: one group for all. */
 static size_t group_in_file(const struct ref_checkpoint *checkpoint, size_t groups, size_t columns)
 {
     size_t size = stated(checkpoint, "group_size", 0);
@@ -176,14 +175,13 @@ static size_t group_in_file(const struct ref_checkpoint *checkpoint, size_t grou
     return size == 0 && groups_of(columns, 32) == groups ? 32 : groups == 1 ? 0 : columns / groups;
 }
 
-/* Groups of 128 columns where those of the file are that many or a multiple, or a whole row; else
- * of 32. */
+/* Returns 128 columns per group if the file has a multiple of 128 or whole rows, else 32. */
 static size_t group_of_chains(size_t in_file)
 {
     return in_file % 128 == 0 ? 128 : 32;
 }
 
-/* Zero points as numbers: [rows,groups] of int8, or packed down the columns in words of `bits`. */
+/* Reads zero points: int8 [rows,groups], or codes of `bits` packed down the columns. */
 static float *zero_points(const struct ref_tensor *zeros, size_t rows, size_t groups, size_t bits)
 {
     float *points = floats(rows * groups);
@@ -205,8 +203,7 @@ static float *zero_points(const struct ref_tensor *zeros, size_t rows, size_t gr
     return points;
 }
 
-/* Which column stands at each place when those of a group stand together, groups ascending; NULL:
- * no tensor says otherwise. */
+/* Returns the column at each place of the order by groups; NULL: the file has no order. */
 static size_t *read_order(const struct ref_checkpoint *checkpoint, const char *stem, size_t columns,
                           size_t groups)
 {
@@ -229,7 +226,7 @@ static size_t *read_order(const struct ref_checkpoint *checkpoint, const char *s
     return order;
 }
 
-/* Values stand in the file's order of columns. */
+/* Moves the values from the file's order of columns to the groups' order. */
 static void order_values(struct ref_matrix *matrix, size_t rows, size_t columns)
 {
     float *values = floats(rows * columns);
@@ -242,7 +239,7 @@ static void order_values(struct ref_matrix *matrix, size_t rows, size_t columns)
     matrix->values = values;
 }
 
-/* Of a matrix that is read: w4a8 has integers of 4 bits with a scale of 16 for 32 columns. */
+/* Returns a read matrix's format: w4a8 needs 4-bit integers with a 16-bit scale per 32 columns. */
 static enum ref_format integers_format(size_t bits, const struct ref_tensor *scales,
                                        const struct ref_matrix *matrix)
 {
@@ -250,7 +247,7 @@ static enum ref_format integers_format(size_t bits, const struct ref_tensor *sca
     return is_int4 && scales->dtype != REF_F32 ? REF_FORMAT_INT4 : REF_FORMAT_CODES;
 }
 
-/* Integers whose scales and zero points stand in [rows,groups]. */
+/* Reads integers whose scales and zero points are [rows,groups]. */
 static enum ref_format read_integers(const struct ref_checkpoint *checkpoint, const char *stem,
                                      const struct ref_tensor *scales, size_t rows, size_t columns,
                                      size_t bits, struct ref_matrix *matrix)
@@ -281,8 +278,7 @@ static enum ref_format read_integers(const struct ref_checkpoint *checkpoint, co
     return integers_format(bits, scales, matrix);
 }
 
-/* Whether inputs are int8 as well: where the config has groups, it says so; not where a row of
- * weights has groups. */
+/* Whether inputs are rounded to int8 too: yes, unless a config with groups says otherwise. */
 static bool rounds_inputs(const struct ref_checkpoint *checkpoint)
 {
     const char *name;
@@ -302,7 +298,7 @@ static bool rounds_inputs(const struct ref_checkpoint *checkpoint)
     return has_any;
 }
 
-/* Two codes of e2m1 to a byte. Beside scales of e4m3 stands one for the whole matrix. */
+/* Reads two codes of e2m1 per byte. With scales of e4m3 there is one more for the whole matrix. */
 static enum ref_format read_e2m1(const struct ref_checkpoint *checkpoint, const char *stem,
                                  const struct ref_tensor *weight, struct ref_tensor *scales,
                                  size_t rows, size_t columns, struct ref_matrix *matrix)
@@ -328,7 +324,7 @@ static enum ref_format read_e2m1(const struct ref_checkpoint *checkpoint, const 
     return REF_FORMAT_CODES;
 }
 
-/* Of a tensor that is there: which format it is, with its scales. */
+/* Detects the format of an existing tensor, and reads its scales. */
 static enum ref_format read_values(const struct ref_checkpoint *checkpoint, const char *stem,
                                    const struct ref_tensor *weight, size_t columns,
                                    struct ref_matrix *matrix)
@@ -369,8 +365,7 @@ static enum ref_format read_values(const struct ref_checkpoint *checkpoint, cons
     return REF_FORMAT_W8A8;
 }
 
-/* What qweight, qzeros and scales are of: GPTQ down the columns, AWQ along eight rows that are
- * shuffled. */
+/* Layout of qweight and qzeros: GPTQ packs down the columns, AWQ along eight shuffled rows. */
 struct words {
     size_t bits;
     bool is_awq;
@@ -387,7 +382,7 @@ static unsigned word_code(const struct ref_tensor *t, const struct words *words,
     return word >> shift & ((1u << words->bits) - 1u);
 }
 
-/* Scales and offsets of [groups,rows] tensors. */
+/* Spreads scales and offsets of [groups,rows] tensors. */
 static void spread_words(const struct ref_tensor *scales, const struct ref_tensor *zeros,
                          const struct words *words, size_t rows, size_t columns, size_t in_file,
                          bool has_zeros, struct ref_matrix *matrix, const char *stem)
@@ -416,7 +411,7 @@ static void spread_words(const struct ref_tensor *scales, const struct ref_tenso
     free(read);
 }
 
-/* GPTQ and AWQ. */
+/* Loads a GPTQ or AWQ matrix. */
 static bool load_words(const struct ref_checkpoint *checkpoint, const char *stem, size_t columns,
                        struct ref_matrix *matrix, size_t *out_rows, enum ref_format *out_format)
 {
@@ -476,7 +471,7 @@ bool ref_matrix_load(const struct ref_checkpoint *checkpoint, const char *stem, 
     return true;
 }
 
-/* The tensor's row for row n of the matrix, counted over all experts. */
+/* Returns the tensor's row for row n of the matrix, counted over all experts. */
 static size_t place_of(const struct ref_slab *slab, size_t n)
 {
     return slab->expert * slab->all + slab->first + n * slab->step;
@@ -496,7 +491,7 @@ static float *stacked_values(const struct ref_tensor *tensor, const struct ref_s
     return values;
 }
 
-/* [E,all,groups,16] codes with [E,all,groups] powers. */
+/* Reads [E,all,groups,16] codes with [E,all,groups] powers. */
 static void stacked_blocks(const struct ref_tensor *blocks, const struct ref_tensor *powers,
                            const struct ref_slab *slab, struct ref_matrix *matrix)
 {

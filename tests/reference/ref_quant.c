@@ -18,7 +18,7 @@ static float greatest(const float *values, size_t n)
     return most;
 }
 
-/* Exponent of the power of two that values are divided by. */
+/* Returns the exponent of the power of two that divides the values. */
 static int norm_of(float most)
 {
     int exponent;
@@ -35,7 +35,7 @@ static float nearest_int(float value, float scale, float low, float high)
     return q == 0.0f ? 0.0f : q;
 }
 
-/* Of all values of e2m1 the nearest, of two the one whose code is even. */
+/* Returns the nearest value of e2m1; of two equally near ones that with the even code. */
 static float nearest_e2m1(float value)
 {
     unsigned best = 0;
@@ -48,7 +48,7 @@ static float nearest_e2m1(float value)
     return value < 0.0f && best != 0 ? -magnitude : magnitude;
 }
 
-/* Of the products of a and b. */
+/* Sums the products of a and b. */
 static float sum_of(const float *a, const float *b)
 {
     float sums[8] = {0};
@@ -63,7 +63,7 @@ static float sum_of(const float *a, const float *b)
     return total;
 }
 
-/* Values and scale divided alike. */
+/* values and scale are divided by the same number. */
 static float squared_error(const float *values, const float *codes, float scale, float minimum)
 {
     float errors[GROUP];
@@ -144,7 +144,7 @@ static void group_mxfp4(const float *values, float *out_scale, float *out_codes)
     memcpy(out_codes, codes[chosen], sizeof(codes[chosen]));
 }
 
-/* q4_k: a group's codes under a scale and a minimum. */
+/* q4_k: computes a group's codes for a scale and a minimum. */
 static void codes_q4_k(const float *values, float scale, float minimum, float *out_codes)
 {
     for (size_t i = 0; i < GROUP; i++) {
@@ -202,7 +202,7 @@ static float factor_q4_k(const float *numbers, size_t count)
     return ref_load(&half, REF_F16, 0);
 }
 
-/* numbers [count] of a block become parts of 6 bits times their factor. */
+/* Rounds numbers [count] of a block to parts of 6 bits times their factor. */
 static void share_q4_k(float *numbers, size_t count)
 {
     float factor = factor_q4_k(numbers, count);
@@ -211,8 +211,8 @@ static void share_q4_k(float *numbers, size_t count)
     }
 }
 
-/* Codes under a shared scale; the minimum that suits them, as a part of factor, where that is
- * better. */
+/* Computes codes for a shared scale, and takes the minimum that fits them best, as a part of
+ * factor, if the error gets smaller. */
 static void settle_q4_k(const float *values, float scale, float factor, float *minimum,
                         float *out_codes)
 {
@@ -292,7 +292,7 @@ static void quantize_matrix(struct ref_matrix *matrix, size_t rows, size_t colum
     } else {
         free(offsets);
     }
-    /* the others' formats say so */
+    /* the other formats define the group */
     matrix->group = quant == REF_QUANT_INT8 || quant == REF_QUANT_Q4_K ? GROUP : 0;
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle's layer: check, then token by token and slot by slot, in the order the contract is
- * written. Built with REF_MUTATE_ORDER, _FMA, _ROUND, _SLOT, _GATE, _SCALE, _TRUNCATE, _CHAIN, or
- * one of reference_w4a8.h, it makes one mistake on purpose: the property test proves with such
- * copies that it would see that mistake in the service.
+ * The oracle's layer: checks, then computes token by token and slot by slot, in the order of the
+ * contract. Built with REF_MUTATE_ORDER, _FMA, _ROUND, _SLOT, _GATE, _SCALE, _TRUNCATE, _CHAIN, or
+ * one of reference_w4a8.h, it makes one deliberate mistake: with such copies the property test
+ * proves that it would detect that mistake in the service.
  */
 #include "reference_layer.h"
 
@@ -21,18 +21,18 @@ enum slot_kind { SLOT_INACTIVE, SLOT_ROUTED, SLOT_ZERO, SLOT_COPY, SLOT_CONSTANT
 
 struct slot {
     enum slot_kind kind;
-    size_t index; /* of the expert among its kind */
+    size_t index; /* index within the kind of expert */
     int64_t id;
 };
 
 /* Rows of one token. */
 struct scratch {
     float *x;      /* [H] widened, after the NaN policy */
-    float *sent;   /* [H] what an expert sees of x */
+    float *sent;   /* [H] x as an expert receives it */
     float *scaled; /* [H] */
     float *row;    /* [H] */
     float *acc;    /* [H] */
-    float *hidden; /* an expert's */
+    float *hidden; /* inner row of an expert */
 };
 
 static enum ref_refusal refuse(char *text, enum ref_refusal why, const char *format, ...)
@@ -77,7 +77,7 @@ static int64_t id_at(const struct ref_batch *batch, size_t at)
     return id;
 }
 
-/* What an id names, by its value alone. */
+/* Returns the slot of an id, by its value alone. */
 static struct slot slot_of_id(const struct ref_layer *layer, int64_t id)
 {
     const size_t counts[] = {layer->expert_count, layer->zero_count, layer->copy_count,
@@ -93,7 +93,7 @@ static struct slot slot_of_id(const struct ref_layer *layer, int64_t id)
     return (struct slot){id == -1 || left == 0 ? SLOT_INACTIVE : SLOT_INVALID, 0, id};
 }
 
-/* What slot (t, k) of an active token is, after both masks and the marks of a partial result. */
+/* Returns slot (t, k) of an active token, after both masks and the marks of a partial result. */
 static struct slot slot_at(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
                            size_t k)
 {
@@ -144,7 +144,7 @@ static bool replaces(const struct ref_batch *batch)
     return batch->nan_policy == REF_NAN_ZERO || batch->nan_policy == REF_NAN_MEAN;
 }
 
-/* x[t] in f32 as it came. */
+/* Returns an element of x[t] in f32, unchanged. */
 static float element_at(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
                         size_t i)
 {
@@ -174,7 +174,7 @@ static enum ref_refusal check_values(const struct ref_layer *layer, const struct
     return REF_OK;
 }
 
-/* x[t] in f32, after the NaN policy. */
+/* Computes x[t] in f32 and applies the NaN policy. */
 static void widen(const struct ref_layer *layer, const struct ref_batch *batch, size_t t, float *x)
 {
     size_t hidden = layer->hidden;
@@ -212,8 +212,8 @@ static void widen(const struct ref_layer *layer, const struct ref_batch *batch, 
 static float dot(const struct ref_expert *expert, const float *a, const float *b, size_t n)
 {
 #ifdef REF_MUTATE_CHAIN
-    float *back =
-        malloc((2 * n + 1) * sizeof(*back)); /* a dot product from its end to its beginning */
+    /* the mutant adds from the last element to the first */
+    float *back = malloc((2 * n + 1) * sizeof(*back));
     for (size_t i = 0; back != NULL && i < n; i++) {
         back[i] = a[n - 1 - i];
         back[n + i] = b[n - 1 - i];
@@ -231,7 +231,7 @@ static enum ref_format format_of(const struct ref_expert *expert, const struct r
     return m == &expert->down && expert->down_differs ? expert->down_format : expert->format;
 }
 
-/* One output of a matrix. x_scales: of a row of x that is integers. */
+/* Computes one output of a matrix. x_scales: for a row of x in integers. */
 static float output(const struct ref_expert *expert, const struct ref_matrix *m, size_t row,
                     const float *x, const float *x_scales, size_t n)
 {
@@ -258,7 +258,7 @@ static float output(const struct ref_expert *expert, const struct ref_matrix *m,
     return m->bias != NULL ? y + m->bias[row] : y;
 }
 
-/* x as the expert's integers, for formats and families that have such; false: not this one. */
+/* Rounds x to the expert's integers; false: the expert's format and family have none. */
 static bool to_integers(const struct ref_expert *expert, const float *x, size_t n, float *q,
                         float *scales)
 {
@@ -272,7 +272,7 @@ static bool to_integers(const struct ref_expert *expert, const float *x, size_t 
     return true;
 }
 
-/* values in the order of a matrix's columns, to be freed; NULL: the order is theirs. */
+/* Returns values in the order of a matrix's columns, to be freed; NULL: it is the same order. */
 static float *in_order(const struct ref_matrix *matrix, const float *values, size_t n)
 {
     float *ordered = matrix->order == NULL ? NULL : calloc(n + 1, sizeof(*ordered));
@@ -293,12 +293,12 @@ void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const fl
     bool has_pairs = ref_family_has_pairs(expert->family);
     float *h = hidden_scratch;
     float *rounded = hidden_scratch + expert->inner;
-    float *scales = rounded + hidden; /* of x, then of h */
+    float *scales = rounded + hidden; /* scales of x, then of h */
     for (size_t i = 0; has_pairs && i < hidden; i++) {
         rounded[i] = ref_pair_input(x[i]);
     }
     x = has_pairs ? rounded : x;
-    const float *gate_x = x; /* what the expert's own gate sees */
+    const float *gate_x = x; /* input of the expert's own gate */
     x = to_integers(expert, x, hidden, rounded, scales) ? rounded : x;
     for (size_t j = 0; j < expert->inner; j++) {
         float up = output(expert, &expert->up, j, x, scales, hidden);
@@ -350,7 +350,7 @@ static void constant_row(const struct ref_layer *layer, size_t index, const floa
     }
 }
 
-/* A row's one rounding, before it travels. */
+/* Rounds a row element once to the wire type. */
 static float round_to_wire(float y, enum ref_dtype wire_dtype)
 {
 #ifdef REF_MUTATE_ROUND
@@ -359,7 +359,7 @@ static float round_to_wire(float y, enum ref_dtype wire_dtype)
     return ref_round(y, wire_dtype);
 }
 
-/* What expert number `smooth_row` of the smooth scales' table sees of x. */
+/* Returns x as the expert receives it; smooth_row: its row of the smooth scales. */
 static const float *sent_x(const struct ref_layer *layer, const struct ref_batch *batch,
                            size_t smooth_row, const struct scratch *s)
 {
@@ -377,7 +377,7 @@ static const float *sent_x(const struct ref_layer *layer, const struct ref_batch
     return s->sent;
 }
 
-/* An expert's row as it arrives. */
+/* Turns an expert's row into the row that arrives at the caller. */
 static void send_back(const struct ref_batch *batch, size_t hidden, float *row)
 {
     for (size_t i = 0; i < hidden; i++) {
@@ -388,8 +388,7 @@ static void send_back(const struct ref_batch *batch, size_t hidden, float *row)
     }
 }
 
-/* row(t,k) of a slot that has one: routed rows are rounded to the wire type, special ones stay
- * f32. */
+/* Computes row(t,k) of a slot that has one: only routed rows are rounded to the wire type. */
 static void slot_row(const struct ref_layer *layer, const struct ref_batch *batch, struct slot slot,
                      float scale, const struct scratch *s, float *row)
 {
@@ -417,7 +416,7 @@ static bool has_row(struct slot slot)
     return slot.kind == SLOT_ROUTED || slot.kind == SLOT_COPY || slot.kind == SLOT_CONSTANT;
 }
 
-/* The n-th slot to be added. */
+/* Returns the n-th slot to be added. */
 static size_t slot_in_order(size_t top_k, size_t n)
 {
 #ifdef REF_MUTATE_ORDER
@@ -449,7 +448,7 @@ static bool is_lost(size_t top_k, size_t k)
 #endif
 }
 
-/* A shared expert's row as it arrives. */
+/* Computes a shared expert's row as it arrives. */
 static void shared_row(const struct ref_layer *layer, const struct ref_batch *batch, size_t index,
                        const struct scratch *s)
 {
@@ -471,8 +470,7 @@ static void shared_row(const struct ref_layer *layer, const struct ref_batch *ba
 #endif
 }
 
-/* Slot k of a token and, behind the routed ones, its shared experts: which expert's row, SIZE_MAX
- * none; its owner. */
+/* Returns slot k's expert; shared experts follow the routed slots. SIZE_MAX: none. */
 static size_t expert_at(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
                         size_t k)
 {
@@ -483,7 +481,7 @@ static size_t expert_at(const struct ref_layer *layer, const struct ref_batch *b
     return slot.kind == SLOT_ROUTED && !is_lost(batch->top_k, k) ? slot.index : SIZE_MAX;
 }
 
-/* sum[] += what slot k brings, as a node sees it. */
+/* Adds slot k to sum[] as a node does. */
 static void add_to_sum(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
                        size_t k, const struct scratch *s, float *sum)
 {
@@ -499,7 +497,7 @@ static void add_to_sum(const struct ref_layer *layer, const struct ref_batch *ba
     }
 }
 
-/* The sum of the node whose first slot of the token is k; nothing when it is not the first. */
+/* Adds the sum of slot k's node if k is the node's first slot of the token, else nothing. */
 static void add_node_sum(const struct ref_layer *layer, const struct ref_batch *batch, size_t t,
                          size_t k, size_t slots, const struct scratch *s)
 {
@@ -512,7 +510,7 @@ static void add_node_sum(const struct ref_layer *layer, const struct ref_batch *
         }
     }
     for (size_t i = 0; i < hidden; i++) {
-        s->scaled[i] = 0.0f; /* free here: weights are on the output */
+        s->scaled[i] = 0.0f; /* unused here: weights are on the output */
     }
     for (size_t n = k; n < slots; n++) {
         size_t at = n < batch->top_k ? k + slot_in_order(batch->top_k - k, n - k) : n;

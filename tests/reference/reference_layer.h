@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle: one whole MoE layer in one process, as plain loops. It exists to judge the service
- * path bit for bit, so it reads the contract once more from the text and shares no file with lib/
- * or client/. Clear first, never fast.
+ * The oracle: one whole MoE layer in one process, as plain loops. The service path is compared with
+ * it bit for bit, so it is written from the text of the contract and shares no file with lib/ or
+ * client/. It is clear, not fast.
  *
  * Shapes   T tokens, K slots per token, E routed experts, H hidden, I inner, S shared experts. All
  *          arrays are contiguous.
  * Ids      [0,E) routed; then zero experts; then copy experts; then constant experts; -1 and the
  *          total count are inactive.
  *
- * Where the contract leaves room, this is the reading taken here:
+ * Choices where the contract leaves room:
  *   - Every id must be in range, also in masked slots. Duplicates are about routed ids of slots
  *     that are computed: active token, not masked, marked if the form is partial. x of an inactive
  *     token is never read.
@@ -21,8 +21,8 @@
  *   - The NaN policy acts on the widened x before anything else. mean: f64 sum of the row's finite
  *     elements in ascending order, divided by their count in f64, rounded to f32 and then to x's
  *     type; no finite element: 0.
- *   - int8 rows: a row scale that is not finite spoils the whole row. zero and mean take that scale
- *     as 0, reject refuses it.
+ *   - int8 rows: a row scale that is not finite makes the whole row non-finite. zero and mean take
+ *     that scale as 0, reject refuses it.
  *   - x_abs_max refuses |x| above it. It ignores NaN, and elements that zero or mean replace.
  *   - weight_on_input: routed experts get round_f32(scale * x) and their row is added unweighted.
  *     Copy and constant experts keep w * row. Shared experts see the unscaled x.
@@ -31,11 +31,11 @@
  *   - The service's shared experts come first, the caller's shared tensor last; either may be
  *     absent.
  *   - node sums: a node adds scale * row (shared experts: row) over its slots of a token in slot
- *     order, from 0 in f32, and rounds the sum to the wire type. These sums are added where the
- *     first of their slots stands; special experts where they stand.
- *   - Quantised: what experts see of x, routed and shared, after the NaN policy; what comes back
- *     from them, after the rounding to the wire type; of node sums the sum and not its rows. Copy
- *     and constant experts work on x as it is, and their rows are never quantised.
+ *     order, from 0 in f32, and rounds the sum to the wire type. A sum is added at the place of the
+ *     node's first slot, the row of a special expert at its own place.
+ *   - Quantised are x as routed and shared experts receive it, after the NaN policy, and their
+ *     rows, after the rounding to the wire type; with node sums the sum, not its rows. Copy and
+ *     constant experts use x unquantised, and their rows are never quantised.
  *   - combined with T = 0 or K = 0 is legal; K = 0 leaves the shared experts.
  */
 #ifndef TESTS_REFERENCE_REFERENCE_LAYER_H
@@ -55,15 +55,15 @@ enum ref_nan { REF_NAN_PASS, REF_NAN_REJECT, REF_NAN_ZERO, REF_NAN_MEAN };
 
 struct ref_expert {
     size_t inner;           /* I */
-    struct ref_matrix gate; /* [I,H]; no values: the activation has no gate */
+    struct ref_matrix gate; /* [I,H]; without values: the activation has no gate */
     struct ref_matrix up;   /* [I,H] */
     struct ref_matrix down; /* [H,I] */
-    /* [H] or NULL: a shared expert's own gate, sigmoid(w . x) times its row */
+    /* [H] or NULL: a shared expert's own gate: its row is multiplied by sigmoid(w . x) */
     const float *output_gate;
     enum ref_format format;
-    bool down_differs; /* then down is in this one */
+    bool down_differs; /* then the format of down is down_format */
     enum ref_format down_format;
-    enum ref_family family; /* one that has both */
+    enum ref_family family; /* supports both formats */
     struct ref_activation activation;
 };
 
@@ -116,7 +116,7 @@ struct ref_batch {
 
 enum { REF_TEXT_BYTES = 256 };
 
-/* Reason of a refusal: the contract calls all of these INVALID_ARGUMENT. */
+/* Reasons of a refusal, all INVALID_ARGUMENT in the contract. */
 enum ref_refusal {
     REF_OK,
     REF_BAD_ID,
@@ -127,20 +127,19 @@ enum ref_refusal {
 };
 
 /*
- * out: [T,H], or [T,K,H] for REF_UNCOMBINED, of out_dtype; written only on REF_OK. text (may be
- * NULL) then tells the reason.
+ * Runs the layer. out: [T,H], or [T,K,H] for REF_UNCOMBINED, of out_dtype; written only on REF_OK.
+ * Otherwise text (may be NULL) has the reason.
  */
 enum ref_refusal ref_layer_forward(const struct ref_layer *layer, const struct ref_batch *batch,
                                    void *out, char text[REF_TEXT_BYTES]);
 
-/* Floats of scratch for one expert: an inner row, x as the family has it, the scales of the longer
- * of both. */
+/* Returns the floats of scratch for one expert: an inner row, a row x, and scales of the longer. */
 static inline size_t ref_expert_scratch(size_t hidden, size_t inner)
 {
     return inner + hidden + (hidden > inner ? hidden : inner) / 32 + 1;
 }
 
-/* One expert on one f32 row, before any rounding to the wire type. */
+/* Runs one expert on one f32 row, before any rounding to the wire type. */
 void ref_expert_forward(const struct ref_expert *expert, size_t hidden, const float *x,
                         float *hidden_scratch, float *y);
 

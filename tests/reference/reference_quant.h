@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle's quantised rows: what an expert sees of x, and what the caller sees of an expert's
- * row, read once more from the contract:
+ * The oracle's quantised rows, as an expert receives x and as the caller receives an expert's row,
+ * written from the contract:
  *   int8 row    x times the channel's smooth scale, rounded; d = 127 / max|x|; q = rint(x * d);
  *               back: q * (1 / d). max 0 or d not finite: zeros. A non-finite element: the whole
  *               row is NaN.
@@ -10,8 +10,7 @@
  *   int8 reply  per 8: s = max|y| * (1 / 127); q = rint(f16(y / s)), at most 127 either way; back:
  *               q times s rounded to the wire type, the product rounded to it too. s 0: zeros. A
  *               non-finite element: its 8 are NaN.
- * REF_MUTATE_SCALE forgets to round the reply's scale; REF_MUTATE_TRUNCATE cuts instead of
- * rounding.
+ * Mistakes: REF_MUTATE_SCALE does not round the reply's scale; REF_MUTATE_TRUNCATE truncates.
  */
 #ifndef TESTS_REFERENCE_REFERENCE_QUANT_H
 #define TESTS_REFERENCE_REFERENCE_QUANT_H
@@ -31,7 +30,7 @@ static inline float ref_quant_round(float x)
 #endif
 }
 
-/* Greatest magnitude; NaN when an element is not finite. */
+/* Returns the greatest magnitude; NaN if an element is not finite. */
 static inline float ref_quant_max(const float *x, size_t n)
 {
     float max = 0.0f;
@@ -71,7 +70,7 @@ static inline void ref_quant_int8_row(float *x, size_t n, const float *smooth)
     }
 }
 
-/* The nearest e4m3 number: a multiple of its binade's step. */
+/* Returns the nearest e4m3 number: a multiple of the step between neighbours at its magnitude. */
 static inline float ref_quant_e4m3(float x)
 {
     int exponent;

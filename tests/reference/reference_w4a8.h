@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The oracle's family w4a8, read once more from the contract:
- *   rows      of x and of the inner values become integers, each group of 32 columns for itself
- *             (the last may be short): s = max|x| / 127, rounded; q = x / s, rounded, then to the
+ * The oracle's family w4a8, written from the contract:
+ *   rows      of x and of the inner values become integers, group by group of 32 columns (the
+ *             last may be short): s = max|x| / 127, rounded; q = x / s, rounded, then to the
  *             nearest integer, ties to even, within +-127. s 0: all q are 0. An element that is not
  *             finite: s is NaN, all q are 0.
- *   weights   int4: the code's value and its scale. mxfp4: twice the code's value, and half its
- *             scale.
- *             q4_k: the code, its scale and its offset O.
+ *   weights   w and scale S. int4: the code's value and its scale. mxfp4: twice the code's value,
+ *             and half its scale. q4_k: the code, its scale and its offset O.
  *   dot       groups ascending, total from +0: sum of w * q, exact; t = sum * s, rounded; total =
- *             fma(t, S, total). Of q4_k: t = fma(sum, S, -(O / 8 * (8 * sum of q))), that product
+ *             fma(t, S, total). q4_k: t = fma(sum, S, -(O / 8 * (8 * sum of q))), that product
  *             rounded; total = fma(t, s, total).
- * Mistakes: REF_MUTATE_GROUP takes one s for the whole row, _TIES rounds them away from zero,
- * _CHAIN goes through the groups from the last one, _UNFUSED rounds what is added first, _BIAS
- * leaves the weights of a short last group as unsigned as a kernel keeps them.
+ * Mistakes: REF_MUTATE_GROUP takes one s for the whole row, _TIES rounds ties away from zero,
+ * _CHAIN adds the groups in descending order, _UNFUSED rounds a product before it is added, _BIAS
+ * takes the weights of a short last group as the unsigned codes of a kernel.
  */
 #ifndef TESTS_REFERENCE_REFERENCE_W4A8_H
 #define TESTS_REFERENCE_REFERENCE_W4A8_H
@@ -40,7 +39,7 @@ static inline float ref_w4a8_nearest(float x)
 #endif
 }
 
-/* NaN when an element is not finite. */
+/* Returns a group's s; NaN if an element is not finite. */
 static inline float ref_w4a8_scale(const float *x, size_t n)
 {
     float greatest = 0.0f;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The oracle's activations beside the C library's functions in double, and its formats beside cases
- * worked out by hand. */
+/* The oracle's activations against the C library in double, its formats against cases by hand. */
 #include <criterion/criterion.h>
 #include <math.h>
 
@@ -54,7 +53,7 @@ static double of_double(const struct ref_activation *a, double g, double u)
     return NAN;
 }
 
-/* exp, tanh and erf err by less than 4 ulp of values up to 1; where 1 + erf cancels, that is
+/* exp, tanh and erf have errors below 4 ulp of values up to 1; where 1 + erf cancels, the error is
  * absolute in g. */
 static void expect_near(const struct ref_activation *a, bool alone, float g, float u, float got)
 {
@@ -120,8 +119,8 @@ Test(reference_formats, groups_are_scaled_one_by_one)
     cr_expect_eq(ref_dot_groups(REF_FORMAT_INT4, REF_PORTABLE, values, scales, x, 32), 3.0f);
 }
 
-/* chain (1 + 2^-7), scale (1 + 2^-23): the product's last bits count when it is fused into -1, and
- * are lost when it is not. */
+/* chain (1 + 2^-7), scale (1 + 2^-23): the product's last bits count if it is fused into -1;
+ * rounded first, it loses them. */
 Test(reference_formats, a_group_ends_fused_or_rounded)
 {
     float values[33] = {-1.0f};
@@ -137,8 +136,7 @@ Test(reference_formats, a_group_ends_fused_or_rounded)
                  product - 1.0f);
 }
 
-/* In pairs an MX weight is code times scale in bf16: the second group goes into the chain of the
- * first. */
+/* bf16dp widens an MX weight to bf16, so the second group continues the chain of the first. */
 Test(reference_formats, mx_weights_are_widened_in_pairs)
 {
     float values[33] = {-1.0f};
@@ -150,7 +148,7 @@ Test(reference_formats, mx_weights_are_widened_in_pairs)
     cr_expect_eq(ref_dot_groups(REF_FORMAT_MXFP8, REF_BF16DP, values, scales, x, 33), 0.0f);
     values[32] = 1.0f;
     x[32] = 0x1p127f;
-    /* 2^-127 is none */
+    /* 2^-127 is not a normal number */
     cr_expect_eq(ref_dot_groups(REF_FORMAT_MXFP8, REF_BF16DP, values, scales, x, 33), -1.0f);
     cr_expect_eq(ref_dot_groups(REF_FORMAT_MXFP8, REF_PORTABLE, values, scales, x, 33), 0.0f);
 }
@@ -205,7 +203,7 @@ Test(reference_formats, rows_of_w4a8_become_int8_by_groups)
     cr_expect(scales[0] == 2.0f && scales[1] == 3.5f / 127.0f && scales[2] == 0x1p-149f);
     cr_expect(q[0] == -127.0f && q[1] == 0.0f && q[2] == 2.0f && q[3] == 3.0f && q[4] == -2.0f);
     cr_expect(q[32] == 0.0f && q[33] == -127.0f && q[64] == 127.0f);
-    x[64] = 190.0f * 0x1p-149f; /* the scale has one bit; what is beyond is cut */
+    x[64] = 190.0f * 0x1p-149f; /* the scale has one bit; further bits are lost */
     x[34] = INFINITY;
     x[0] = 0.0f;
     ref_w4a8_round_row(x, 65, q, scales);
@@ -237,14 +235,14 @@ Test(reference_formats, a_dot_product_of_w4a8_by_hand)
     const float offsets[3] = {2.5f, 7.0f, 0.75f};
     cr_expect_eq(ref_w4a8_dot(REF_FORMAT_Q4_K, values, scales, offsets, q, q_scales, 65),
                  (1.5f - 2.5f) * 127.0f * 2.0f + (2.0f - 0.75f) * 10.0f);
-    /* 2^-127 stands for 2^-128 beside doubled codes; nothing is flushed */
+    /* the scale 2^-127 counts as 2^-128, as codes are doubled; no denormal is flushed */
     cr_expect_eq(ref_w4a8_dot(REF_FORMAT_MXFP4, values, (const float[]){0x1p-127f}, NULL, q,
                               (const float[]){0x1p-9f}, 32),
                  381 * 0x1p-136f);
 }
 
-/* t (1 + 2^-23), scale (1 + 2^-7): the product's last bits count, since it is fused into -1. The
- * other way round they do not. */
+/* t (1 + 2^-23), scale (1 + 2^-7): the product's last bits count, since it is fused into -1. In the
+ * other order of groups they do not. */
 Test(reference_formats, groups_of_w4a8_are_fused_in_ascending_order)
 {
     float values[33] = {-1.0f};
@@ -271,8 +269,7 @@ Test(reference_formats, of_w4a8_only_the_offsets_product_is_rounded)
                  -0x1p-23f);
 }
 
-/* y = down relu(up x + bias)^2, H = 1, I = 2, and the same under an own gate that sees x before it
- * is rounded. */
+/* y = down relu(up x + bias)^2, H = 1, I = 2; then with an own gate, on x before rounding. */
 Test(reference_formats, an_expert_of_w4a8_by_hand)
 {
     struct ref_expert expert = {.inner = 2,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The oracle against cases small enough to work out by hand. H = 2, I = 1; expert e gives y = (m,
- * -2m), m = factor[e] * x[1]. */
+/* Compares the oracle with cases small enough to compute by hand. H = 2, I = 1; expert e gives y =
+ * (m, -2m), m = factor[e] * x[1]. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
@@ -9,8 +9,7 @@
 
 enum { H = 2, EXPERTS = 3 };
 
-/* silu(128) is exactly 128, because exp(-128) is 0 here: so h = 128 * u, and the down matrix takes
- * the 128 out again. */
+/* silu(128) is exactly 128, because exp(-128) is 0 here: h = 128 * u. down divides by 128. */
 static const float gate_row[H] = {128.0f, 0.0f};
 static const float up_rows[EXPERTS][H] = {{0.0f, 1.0f}, {0.0f, 4.0f}, {0.0f, -1.0f}};
 static const float down_rows[H] = {0x1p-7f, -0x1p-6f};
@@ -168,8 +167,8 @@ Test(reference_layer, result_forms_and_weight_on_input)
     batch.form = REF_UNCOMBINED;
     expect(&layer, &batch, (const float[]){8.0f, -16.0f, 2.0f, -4.0f}, 4);
     batch.form = REF_COMBINED;
-    batch.weight_on_input =
-        true; /* gate 256 and 384, up 16 and 6; silu keeps both, 1/128 does not undo them */
+    /* gate 256 and 384, up 16 and 6: silu changes neither, and 1/128 does not cancel them */
+    batch.weight_on_input = true;
     expect(&layer, &batch, (const float[]){32.0f + 18.0f, -64.0f - 36.0f}, 2);
 }
 
