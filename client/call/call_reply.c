@@ -225,7 +225,7 @@ void ep_call_take_answer(ep_call *call, ep_call_frame *frame, uint64_t now_ns,
     if (frame->given_up && !frame->ok && frame->error.code == EP_ERR_CANCELLED) {
         ep_error_set(
             &frame->error, EP_ERR_UNAVAILABLE,
-            "given up: the node says nothing, and a ping got no answer or could not leave");
+            "given up: the node sends nothing, and a ping got no answer or could not be sent");
     }
     if (live && frame->ok) {
         place_rows(call, frame);

@@ -111,8 +111,8 @@ static ep_err run_add(ep_cli_call *call, ep_error *out_error)
     if (ep_cli_given_text(&given, "coordinator") == NULL &&
         ep_cli_given_text(&given, "node") == NULL) {
         ep_cli_line(stderr,
-                    "%s: --coordinator is missing: a context says whose it is (or --node, where "
-                    "there is none)",
+                    "%s: --coordinator is missing: a context names a service by it (or by --node, "
+                    "without a coordinator)",
                     call->program);
         ep_cli_given_fini(&given);
         call->exit_code = EP_CLI_EXIT_USAGE;

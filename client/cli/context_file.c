@@ -156,7 +156,8 @@ static ep_err read_file(ep_cli_contexts *contexts, ep_error *out_error)
         int why = contexts->path == NULL ? ENOENT : errno;
         /* HOME belongs to another user, for example after su */
         if (why == EACCES) {
-            ep_cli_line(stderr, "expertctl: warning: no contexts, since %s is not ours: %s",
+            ep_cli_line(stderr,
+                        "expertctl: warning: contexts are not read, %s is another user's: %s",
                         contexts->path, strerror(why));
         } else if (why != ENOENT && why != ENOTDIR) {
             return ep_error_set(out_error, EP_ERR_IO, "file %.300s: %s", contexts->path,

@@ -15,7 +15,7 @@ typedef enum ep_cli_exit {
 
 /* Lines for --help. */
 #define EP_CLI_EXIT_HELP                                                                           \
-    "Exit codes: 0 done; 1 the service or a file said no, or something is\nnot healthy; 2 wrong "  \
+    "Exit codes: 0 done; 1 the service or a file refused, or something is\nnot healthy; 2 wrong "  \
     "command "                                                                                     \
     "line; "                                                                                       \
     "3 the service cannot be reached;\n4 no answer within --timeout."

@@ -30,7 +30,7 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
          .type = EP_OPTION_STRING,                                                                 \
          .max = EP_ADDRESS_BYTES - 1,                                                              \
          .default_text = default_admin,                                                            \
-         .help = "Where operators are let in, and nobody else: tcp:// or tls+tcp://; empty: off"}, \
+         .help = "Where commands of operators are accepted: tcp:// or tls+tcp://; empty: off"},    \
         {.name = "door_listen",                                                                    \
          .type = EP_OPTION_STRING,                                                                 \
          .max = EP_ADDRESS_BYTES - 1,                                                              \
@@ -57,8 +57,8 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
          .type = EP_OPTION_PATH,                                                                   \
          .min = 1,                                                                                 \
          .reloadable = true,                                                                       \
-         .help = "File with the tokens clients may show, a line each, mode 0600; this program "    \
-                 "shows the first. Behind a blank may stand whose one is, for the log"},           \
+         .help = "File with the tokens clients may show, one per line, mode 0600; this program "   \
+                 "shows the first. A space and a label, for the log, may follow a token"},         \
         {.name = "node_token_file",                                                                \
          .type = EP_OPTION_PATH,                                                                   \
          .min = 1,                                                                                 \
@@ -146,9 +146,8 @@ extern const ep_option ep_listen_fields[1]; /* {"url"} */
          .type = EP_OPTION_US,                                                                     \
          .max = 100000,                                                                            \
          .default_text = "0",                                                                      \
-         .help = "How long a network thread looks for more before it sleeps: saves wake-ups, "     \
-                 "takes cores. "                                                                   \
-                 "Needs stream_lane uv"},                                                          \
+         .help = "How long a network thread polls before it sleeps: saves wake-ups, takes CPU "    \
+                 "time. Needs stream_lane uv"},                                                    \
         {.name = "log_level",                                                                      \
          .type = EP_OPTION_ENUM,                                                                   \
          .allowed = "error|warn|info|debug",                                                       \

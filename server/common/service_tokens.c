@@ -65,8 +65,8 @@ static ep_err split_lines(const ep_options *options, const char *key, const char
         }
         if (i >= EP_TOKENS_PER_ROLE) {
             return ep_options_fail(options, key, out_error,
-                                   "%.200s has more than %d lines; allowed: a token each, and "
-                                   "behind a blank whose it is",
+                                   "%.200s has more than %d lines; allowed on each: a token, "
+                                   "or a token, a space and a label",
                                    path, EP_TOKENS_PER_ROLE);
         }
         if (bytes < EP_TOKEN_BYTES_MIN || bytes > EP_TOKEN_BYTES_MAX) {

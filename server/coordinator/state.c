@@ -360,8 +360,8 @@ static ep_err check_place(const ep_coordinator_state *cluster, const cluster_nod
         now_ns - node->last_seen_ns <= free_after_ns(cluster)) {
         return ep_error_set(out_error, EP_ERR_ALREADY_EXISTS,
                             "node name %s is in use by a live node at %s, and this is another "
-                            "process; if it was started anew, it is let in "
-                            "once the one before has been silent for %llu ms",
+                            "process; after a restart the name is free once the "
+                            "process before has been silent for %llu ms",
                             node->name, node->url,
                             (unsigned long long)(free_after_ns(cluster) / EP_NS_PER_MS));
     }

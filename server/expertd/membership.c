@@ -86,7 +86,7 @@ static void log_once(ep_membership *m, const char *what, const ep_error *error)
         pthread_mutex_unlock(&m->view_lock);
         ep_log(EP_LOG_WARN, "coordinator", EP_KV(url, m->config.coordinator_url), EP_KV(step, what),
                EP_KV(code, ep_err_name(error->code)), EP_KV(reason, error->text),
-               EP_KV(effect, "it is tried again"));
+               EP_KV(effect, "the step is tried again"));
     }
 }
 
@@ -278,7 +278,7 @@ static void on_heartbeat(ep_membership *m, const Expertd__V1__HeartbeatReply *re
 {
     if (reply->reregister) {
         ep_log(EP_LOG_INFO, "coordinator", EP_KV(state, "registering"),
-               EP_KV(url, m->config.coordinator_url), EP_KV(reason, "it asks for it"));
+               EP_KV(url, m->config.coordinator_url), EP_KV(reason, "the coordinator asks for it"));
         m->is_registered = false;
         m->hurries = true;
         return;

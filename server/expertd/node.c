@@ -675,7 +675,7 @@ static void warn_of_memory(const ep_node *node)
                EP_KV(memory_limit_bytes, limit),
                EP_KV(reason, "weights are more than the memory this process may have (host, "
                              "control group, RLIMIT_AS)"),
-               EP_KV(effect, "the system would end it"),
+               EP_KV(effect, "the system may kill this process"),
                EP_KV(hint, "set weight_bytes_max well below the limit"));
     }
 }

@@ -385,7 +385,7 @@ static ep_err take_link(ep_relay *relay, const Expertd__V1__RelayPart *to, bool 
     if (!is_listed(relay, to->node, to->url)) {
         err = ep_error_set(
             out_error, EP_ERR_UNAVAILABLE,
-            "node %s at '%.120s' is not of this host in the newest table here: allowed %zu others",
+            "node %s at '%.120s' is not of this host in the newest table, which lists %zu others",
             to->node, to->url, relay->neighbours_count);
     } else if (i == EP_RELAY_LINKS_MAX) {
         err = ep_error_set(out_error, EP_ERR_UNAVAILABLE, "%d connections to neighbours are in use",

@@ -751,15 +751,16 @@ static ep_err check_version(const mirrored_model *model, const ep_mirror *mirror
     if (model->version[0] != 0 && strcmp(model->version, is) != 0) {
         return ep_error_set(
             out_error, EP_ERR_FAILED_PRECONDITION,
-            "it mirrors version %s, configured is %s; give that one an empty directory", is,
+            "it mirrors version %s, configured is %s; use an empty directory for the latter", is,
             model->version);
     }
     if (model->storage != NULL &&
         strcmp(ep_checkpoint_info(model->storage)->files_version, is) != 0) {
-        return ep_error_set(
-            out_error, EP_ERR_FAILED_PRECONDITION,
-            "it mirrors version %s, storage_path %.200s has %s; give that one an empty directory",
-            is, model->config->storage_path, ep_checkpoint_info(model->storage)->files_version);
+        return ep_error_set(out_error, EP_ERR_FAILED_PRECONDITION,
+                            "it mirrors version %s, storage_path %.200s has %s; use an empty "
+                            "directory for the latter",
+                            is, model->config->storage_path,
+                            ep_checkpoint_info(model->storage)->files_version);
     }
     return EP_OK;
 }

@@ -136,7 +136,7 @@ static ep_err refuse_budget(const ep_weight_store *store, const ep_weight_layer 
         is_set ? "" : " bytes of weights", is_shared ? "shared " : "", layer->shape.layer,
         layer->model, bytes,
         is_set ? ", or 0"
-               : "; see who holds its memory, or leave it out by ASCEND_RT_VISIBLE_DEVICES");
+               : "; free its memory, or leave the device out of ASCEND_RT_VISIBLE_DEVICES");
 }
 
 /* Errors: BAD_CONFIG (the budget cannot hold one expert). */

@@ -80,7 +80,7 @@ def asks_nodes_where_storage_fails(c, model, other):
         assert (metric(node, RECEIVED) > 0) == bool(of_storage(c, name)) == (name == "p"), c.log(name)
         answers_as_the_oracle(c, model, "--node", node["rpc_url"])
         end(c, name, signal.SIGTERM)
-    ends_saying(c, spawn(c, "q", url, c.path("p.mirror"), weights_from="nodes,storage", storage_path=other), "q", f"storage_path {other} has", "give that one an empty directory")
+    ends_saying(c, spawn(c, "q", url, c.path("p.mirror"), weights_from="nodes,storage", storage_path=other), "q", f"storage_path {other} has", "use an empty directory for the latter")
     ends_saying(c, spawn(c, "r", url, empty(c, "r.mirror"), weights_from="storage", storage_path=other, version="0123456789abcdef"), "r", "needed is 0123456789abcdef")
     assert os.listdir(c.path("r.mirror")) == [], "a mirror of the wrong version"
     ends_saying(c, spawn(c, "t", url, c.path("r.mirror"), weights_from="storage", storage_path=c.path("nothing")), "t", "storage_path " + c.path("nothing"))

@@ -1324,7 +1324,7 @@ Test(weight_store, a_device_without_room_for_an_expert_is_told_as_what_it_is)
         e.text,
         "a device has room for 100 bytes of weights, one expert of layer 1 of model demo needs "
         "3072 bytes; allowed: at "
-        "least that; see who holds its memory, or leave it out by ASCEND_RT_VISIBLE_DEVICES");
+        "least that; free its memory, or leave the device out of ASCEND_RT_VISIBLE_DEVICES");
 }
 
 /* ---- several devices ---- */
