@@ -133,15 +133,13 @@ static bool is_gateways(const ep_cli_trace_model *model, const ep_cli_span *exch
            model->spans[exchange->mate].kind == EP_CLI_SPAN_gateway;
 }
 
-#define PEERS_MAX 1024 /* further peers are left out */
-
 static ep_err make_peers(const ep_cli_trace_model *model, ep_cli_trace_figures *f, int64_t *values,
                          ep_error *out_error)
 {
     size_t count = 0;
     uint32_t *slot_of = malloc(model->names_count * sizeof(*slot_of));
     uint32_t *exchanges = malloc((f->stages[EP_CLI_SPAN_exchange].count + 1) * sizeof(*exchanges));
-    f->peers = calloc(PEERS_MAX, sizeof(*f->peers));
+    f->peers = calloc(model->names_count + 1, sizeof(*f->peers)); /* at most one per name */
     if (slot_of == NULL || exchanges == NULL || f->peers == NULL) {
         free(slot_of);
         free(exchanges);
@@ -154,7 +152,7 @@ static ep_err make_peers(const ep_cli_trace_model *model, ep_cli_trace_figures *
         }
     }
     qsort_r(exchanges, count, sizeof(*exchanges), compare_peer_of, model->spans);
-    for (size_t i = 0, end; i < count && f->peers_count < PEERS_MAX; i = end) {
+    for (size_t i = 0, end; i < count; i = end) {
         uint32_t name = model->spans[exchanges[i]].peer;
         ep_cli_trace_peer *peer = &f->peers[f->peers_count];
         for (end = i; end < count && model->spans[exchanges[end]].peer == name; end++) {

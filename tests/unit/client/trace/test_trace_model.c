@@ -488,6 +488,27 @@ static void add_pieces(const piece *pieces, size_t count)
     }
 }
 
+Test(trace_model, each_of_many_peers_has_its_figures, .fini = end)
+{
+    enum { PEERS = 1500 };
+    start(EVENTS_MAX, 1);
+    for (int64_t i = 0; i < PEERS; i++) {
+        char peer[16];
+        snprintf(peer, sizeof(peer), "node%d", (int)i);
+        const piece exchange = {.kind = EP_CLI_SPAN_exchange,
+                                .pid = 1,
+                                .node = "",
+                                .peer = peer,
+                                .call = (uint64_t)i + 1,
+                                .begin_ns = 10 * i,
+                                .end_ns = 10 * i + 5};
+        add_pieces(&exchange, 1);
+    }
+    finish((ep_trace_id){0});
+    cr_assert_eq(figures.peers_count, PEERS);
+    cr_expect_eq(figures.peers[PEERS - 1].exchange.count, 1);
+}
+
 static void expect_gateway_path(int64_t client, int64_t network)
 {
     cr_assert_eq(figures.requests_count, 1);
