@@ -495,7 +495,6 @@ ep_err ep_weight_cache_read(ep_weight_cache *cache, ep_weight_cache_file *file,
     const ep_err err =
         backend->ops->weights_import(backend, file->head, file->head_bytes, file->body_bytes,
                                      fill_body, file, out_weights, out_error);
-    ep_weight_cache_forget(file);
     if (err == EP_ERR_BAD_FILE || err == EP_ERR_INVALID_ARGUMENT || err == EP_ERR_UNIMPLEMENTED) {
         drop_file(cache, file->name, file->body_bytes + BODY_AT, out_error->text);
         out_error->code = EP_ERR_BAD_FILE;

@@ -68,11 +68,11 @@ void ep_weight_cache_close(ep_weight_cache *cache); /* NULL allowed */
 /* Opens the expert's file and checks its head. False: there is no usable file; nothing is open. */
 bool ep_weight_cache_find(ep_weight_cache *cache, const ep_weight_cache_key *key,
                           ep_weight_cache_file *out_file);
-/* Reads the file and makes weights of it; closes it in any case. Errors: BAD_FILE (the file has
- * been removed), and those of weights_import. */
+/* Reads the file and makes weights of it. It stays open: after NO_MEMORY it may be read again.
+ * Errors: BAD_FILE (the file has been removed), and those of weights_import. */
 ep_err ep_weight_cache_read(ep_weight_cache *cache, ep_weight_cache_file *file,
                             ep_backend_weights **out_weights, ep_error *out_error);
-void ep_weight_cache_forget(ep_weight_cache_file *file); /* closes the file unread */
+void ep_weight_cache_forget(ep_weight_cache_file *file); /* closes the file */
 
 /* Writes an expert, unless what has its name is damaged and cannot be removed. False: disk or limit
  * do not allow it, now or later; a warning has said so. */

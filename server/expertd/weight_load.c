@@ -194,6 +194,7 @@ static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_k
     if (frees_blocks(self, err)) {
         err = ep_weight_cache_read(store->config.cache, &file, &resident->weights, out_error);
     }
+    ep_weight_cache_forget(&file);
     self->ahead_bytes = kind == LOAD_PREFETCH ? 0 : self->ahead_bytes;
     if (err != EP_OK) {
         ep_weight_room_give_back(store, resident, file.body_bytes);

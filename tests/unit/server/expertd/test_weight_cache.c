@@ -100,8 +100,12 @@ static bool has_expert(uint32_t expert)
     ep_packed_view got, wanted;
     ep_error e;
     const ep_weight_cache_key key = key_of(expert);
-    if (!ep_weight_cache_find(cache, &key, &file) ||
-        ep_weight_cache_read(cache, &file, &weights, &e) != EP_OK) {
+    if (!ep_weight_cache_find(cache, &key, &file)) {
+        return false;
+    }
+    const ep_err err = ep_weight_cache_read(cache, &file, &weights, &e);
+    ep_weight_cache_forget(&file);
+    if (err != EP_OK) {
         return false;
     }
     ep_backend_weights *plain = pack(expert, sha256);
@@ -156,6 +160,40 @@ Test(weight_cache, what_is_written_is_found_by_the_next_process)
     }
     cr_expect_eq(stats().read_total, EXPERTS);
     cr_expect_eq(stats().dropped_total, 0);
+}
+
+static const ep_backend_ops *plain_ops;
+
+static ep_err
+import_refused(ep_backend *base, const void *head, size_t head_bytes, size_t body_bytes,
+               ep_err (*fill)(void *arg, void *body, size_t body_bytes, ep_error *out_error),
+               void *arg, ep_backend_weights **out_weights, ep_error *out_error)
+{
+    (void)head, (void)head_bytes, (void)body_bytes, (void)fill, (void)arg, (void)out_weights;
+    base->ops = plain_ops;
+    return ep_error_set(out_error, EP_ERR_NO_MEMORY, "made up");
+}
+
+Test(weight_cache, a_file_for_which_memory_was_refused_is_read_again)
+{
+    ep_weight_cache_file file;
+    ep_backend_weights *weights;
+    ep_error e;
+    open_cache(0);
+    cr_assert(write_expert(0));
+    const ep_weight_cache_key key = key_of(0);
+    cr_assert(ep_weight_cache_find(cache, &key, &file));
+    plain_ops = backend->ops;
+    ep_backend_ops ops = *plain_ops;
+    ops.weights_import = import_refused;
+    backend->ops = &ops;
+    cr_expect_eq(ep_weight_cache_read(cache, &file, &weights, &e), EP_ERR_NO_MEMORY);
+    cr_expect_eq(stats().dropped_total, 0);
+    ASSERT_OK(ep_weight_cache_read(cache, &file, &weights, &e), e);
+    ep_weight_cache_forget(&file);
+    backend->ops->weights_unload(backend, weights);
+    cr_expect_eq(stats().read_total, 1);
+    cr_expect(has_expert(0));
 }
 
 Test(weight_cache, another_numerics_id_or_touched_file_is_another_expert)
