@@ -271,10 +271,13 @@ static ep_err assign_slots(ep_routing_plan *plan, const build_input *in, ep_erro
     uint32_t placed = 0;
     uint64_t token_end = 0; /* slot number */
     ep_err err = EP_OK;
-    for (uint32_t i = 0; err == EP_OK && i < scratch->needed_count; i++) {
+    for (uint32_t i = 0; i < scratch->needed_count; i++) {
         const needed_slot *slot = &scratch->needed[i];
         if (slot->slot_number >= token_end) {
             err = place_slots(plan, in, placed, i);
+            if (err != EP_OK) {
+                break;
+            }
             placed = i;
             token_end = ((uint64_t)slot->slot_number / scratch->slots_per_token + 1) *
                         scratch->slots_per_token;

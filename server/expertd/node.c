@@ -52,7 +52,7 @@ static ep_node_state derive_state(const ep_node *node, const ep_weight_stats *we
 /* What to do about experts that are not served. */
 static const char *hint_of(bool has_lost, ep_err reason)
 {
-    if (has_lost) {
+    if (has_lost || reason == EP_ERR_DEVICE_LOST) {
         return "restart the node once the device is well, or without it";
     }
     return reason == EP_ERR_NO_MEMORY

@@ -366,6 +366,7 @@ void ep_weight_store_lose(ep_weight_store *store, uint32_t index, const char *wh
         snprintf(store->lost_why, sizeof(store->lost_why), "%s", why);
     }
     if (is_news && store->devices_left == 0) {
+        store->stats.last_reason = EP_ERR_DEVICE_LOST;
         snprintf(store->stats.last_error, sizeof(store->stats.last_error), "%s", why);
     }
     for (uint32_t l = 0; l < store->layers_count; l++) {
