@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One load: when the rate allows it, from the cache or the checkpoint, and what comes of it for the
- * expert and those who wait. */
+/* One load: waits for the rate, reads the cache or the checkpoint, and tells the outcome to the
+ * table and to those who wait. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,12 +12,12 @@
 #include "expertd/weight_load.h"
 #include "observe/trace.h"
 
-/* from a load that failed for a passing reason to the next of the same expert */
+/* between a load that failed for a passing reason and the next try */
 #define RETRY_NS (EP_NS_PER_S / 2)
-#define LATER_NS (2 * EP_NS_PER_S) /* the same in the first pass, where nobody waits for it */
-/* from a line of the log on a reason that all loads share to the next */
+#define LATER_NS (2 * EP_NS_PER_S) /* the same in the first pass, where nobody waits */
+/* between two lines of the log about a reason that all loads share */
 #define SAID_NS EP_NS_PER_S
-#define CARRY_NS (EP_NS_PER_S / 10) /* unused rate that may be made up for */
+#define CARRY_NS (EP_NS_PER_S / 10) /* unused time of the rate that later loads may use */
 
 /* ---- rate ---- */
 
@@ -31,8 +31,8 @@ static void charge(loader *self, uint64_t ns)
     }
 }
 
-/* So many bytes are read now, of the cache's file or of the checkpoint's: only there it is known
- * which. The first pass has no rate. No lock needed, as for all of the loader's own. */
+/* Charges the bytes that are read now, from the cache or the checkpoint. The first pass has no
+ * rate. Needs no lock: only the loader's thread uses these fields. */
 static void charge_read(loader *self, uint64_t bytes, load_kind kind)
 {
     const uint64_t rate = self->store->config.load_bytes_per_s;
@@ -61,8 +61,8 @@ bool ep_weight_load_await_rate(loader *self, load_kind kind)
 
 /* ---- from the cache, from the checkpoint ---- */
 
-/* Whether a load that ended so is worth another try: its device is lost, and others are left that
- * it may ask. No lock held. */
+/* Whether to try a load that ended with err again: its device is lost, and there are others that it
+ * may use. No lock held. */
 static bool loses_device(ep_weight_store *store, const expert_entry *entry,
                          const ep_resident *resident, ep_err err, const ep_error *error)
 {
@@ -82,7 +82,7 @@ static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_d
 {
     ep_weight_store *store = self->store;
     const ep_expert_source *source = &data->source;
-    /* often kept finer than the routed ones */
+    /* checkpoints often keep these in a finer format */
     const bool is_shared = resident->expert >= layer->shape.experts;
     const uint32_t allowed = layer->formats | 1u << layer->format;
     const uint32_t has = 1u << source->format | 1u << ep_expert_down_format(source);
@@ -115,9 +115,10 @@ static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_d
 }
 
 /*
- * Between two pieces of a load ahead of time, no lock held: what requests wait for goes before it.
- * Nor does it wait for what the rate charged for the bytes that are not read yet: that is charged
- * when it goes on. False: it shall not go on: the store stops, or the budget does not hold both.
+ * Called between two pieces of a prefetch: runs loads that requests wait for first. These do not
+ * wait for the rate of bytes that the prefetch has not read yet, which is refunded now and charged
+ * again afterwards. No lock held. False: end the prefetch, for the store stops, or the budget does
+ * not hold both experts.
  */
 static bool give_way(void *arg, size_t bytes_done)
 {
@@ -154,8 +155,8 @@ static bool give_way(void *arg, size_t bytes_done)
     return goes_on;
 }
 
-/* Gives back the blocks that are kept for the next load, before an expert has to go: true, try
- * again. What packing refused has its own (pack). No lock held. */
+/* After NO_MEMORY, frees the file blocks that are kept for the next load. True: they were freed, so
+ * try again before an expert is evicted. pack() has its own way. No lock held. */
 static bool frees_blocks(loader *self, ep_err err)
 {
     const bool frees = err == EP_ERR_NO_MEMORY && !ep_expert_room_is_empty(&self->room);
@@ -165,7 +166,7 @@ static bool frees_blocks(loader *self, ep_err err)
     return frees;
 }
 
-/* From its file in the cache. NOT_FOUND: there is none of use. */
+/* Loads from the expert's file in the cache. NOT_FOUND: there is no usable file. */
 static ep_err load_from_cache(loader *self, const ep_weight_layer *layer, load_kind kind,
                               ep_resident *resident, ep_error *out_error)
 {
@@ -219,8 +220,8 @@ static ep_err load_from_checkpoint(loader *self, const ep_weight_layer *layer, l
     return err == EP_OK ? pack(self, layer, &data, kind, resident, out_error) : err;
 }
 
-/* Makes one expert resident, from the cache or from the checkpoint. RESOURCE_EXHAUSTED: the budget
- * has no room for it. No lock held. */
+/* Makes one expert resident, from the cache or the checkpoint. RESOURCE_EXHAUSTED: the budget has
+ * no room for it. No lock held. */
 static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kind,
                           ep_resident **out_resident, bool *out_is_saved, ep_error *out_error)
 {
@@ -259,24 +260,24 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
     return EP_OK;
 }
 
-/* ---- what came of it ---- */
+/* ---- the outcome ---- */
 
 static uint32_t short_digest(const uint8_t *sha256)
 {
     const uint32_t digest = (uint32_t)sha256[0] | (uint32_t)sha256[1] << 8 |
                             (uint32_t)sha256[2] << 16 | (uint32_t)sha256[3] << 24;
-    return digest != 0 ? digest : 1; /* 0 says that it is not known */
+    return digest != 0 ? digest : 1; /* 0 means unknown */
 }
 
-/* Reasons that have nothing to do with the expert's bytes, and may be gone the next time. */
+/* Reasons that have nothing to do with the expert's bytes and may have passed by the next try. */
 static bool is_passing(ep_err err)
 {
     return err == EP_ERR_IO || err == EP_ERR_NO_MEMORY || err == EP_ERR_UNAVAILABLE ||
            err == EP_ERR_RESOURCE_EXHAUSTED;
 }
 
-/* No lock held. A disk, a system without memory, or a lost device fails every load: one line a
- * second says so. */
+/* Logs a failed load. A bad disk, refused memory or a lost device fails every load: then at most
+ * one line a second. No lock held. */
 static void log_failure(loader *self, const expert_entry *entry, ep_err err, const ep_error *error)
 {
     const layer_entry *layer = &self->store->layers[entry->layer_slot];
@@ -299,9 +300,9 @@ static void log_failure(loader *self, const expert_entry *entry, ep_err err, con
 }
 
 /*
- * Lock held. Writes the outcome of one load into its entry. A cold expert stays cold when there was
- * no room for it, and an owned one owned when it could not be read this time: one error of a
- * device, or a moment without memory, must not cost every expert that is asked for then.
+ * Writes the outcome of one load into its entry. A cold expert stays cold if there was no room, and
+ * an owned one stays owned if the reason may pass: otherwise one error of a device, or a moment
+ * without memory, would cost every expert that is needed just then. Lock held.
  */
 static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind,
                    ep_resident *resident, bool is_saved, bool had_no_room, ep_err err,
@@ -313,7 +314,7 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind,
         const uint32_t digest = short_digest(resident->sha256);
         entry->state = EP_EXPERT_RESIDENT;
         entry->resident = resident;
-        entry->reserved_on = EP_WEIGHT_NO_DEVICE; /* the bytes are the resident's */
+        entry->reserved_on = EP_WEIGHT_NO_DEVICE; /* the bytes now belong to the resident */
         entry->is_prefetched = kind == LOAD_PREFETCH;
         entry->is_saved = is_saved || store->config.cache == NULL || store->saver_gave_up;
         store->unsaved_count += !entry->is_saved;
@@ -328,10 +329,10 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind,
         ep_weight_entry_own(store, entry, entry->is_owned || entry->is_wanted);
     } else if (had_no_room) {
         entry->state = EP_EXPERT_ABSENT;
-        /* it may have been dropped meanwhile */
+        /* the expert may have been dropped meanwhile */
         ep_weight_entry_own(store, entry, entry->is_owned || entry->is_wanted);
     } else if (kind == LOAD_FIRST && err == EP_ERR_UNAVAILABLE) {
-        /* its bytes are on other nodes, and may come yet */
+        /* its bytes are on other nodes and may still come */
         entry->state = EP_EXPERT_QUEUED;
         entry->retry_ns = ep_clock_now_ns() + LATER_NS;
         ep_entry_queue_add(&store->later, entry);
@@ -418,7 +419,7 @@ void ep_weight_load_end(loader *self, load *l)
     }
     settle(store, entry, l->kind, l->resident, l->is_saved, had_no_room, l->err, &l->error);
     const bool may_come = entry->state == EP_EXPERT_ABSENT && entry->is_owned;
-    /* a prefetch gave up, or will */
+    /* a prefetch has ended or will, which makes room */
     if (had_no_room && may_come && ep_weight_waits_any(store, entry)) {
         entry->state = EP_EXPERT_QUEUED;
         ep_weight_entry_place(store, entry);
@@ -429,8 +430,8 @@ void ep_weight_load_end(loader *self, load *l)
         return;
     }
     ep_weight_wait *ended = ep_weight_waits_take(store, entry, l->resident);
-    /* On a device that was lost just then, or dropped while it was loading: those who waited have
-     * it, nobody else. */
+    /* If its device has just been lost, or the expert was dropped while it was loading, only those
+     * who waited get it. */
     ep_resident *unowned = ep_weight_entry_lose(store, entry);
     if (entry->resident != NULL && !entry->is_owned) {
         unowned = ep_weight_entry_evict(store, entry);
@@ -464,13 +465,14 @@ void ep_weight_load_one(loader *self, expert_entry *entry, load_kind kind)
 
 /* ---- for requests ---- */
 
-/* Nobody waits for it any more. Lock held on entry and exit, not in between. */
+/* Ends an urgent load that nobody waits for any more. Lock held on entry and exit, not in between.
+ */
 static void give_up(ep_weight_store *store, expert_entry *entry)
 {
     ep_weight_wait *ended = ep_weight_waits_take(store, entry, NULL);
     ep_error error;
     entry->state = EP_EXPERT_ABSENT;
-    if (entry->is_wanted && !entry->is_owned) { /* dropped while it was queued, and wanted again */
+    if (entry->is_wanted && !entry->is_owned) { /* dropped while queued, then wanted again */
         ep_weight_entry_queue_first(store, entry);
     }
     ep_weight_entry_place(store, entry);
@@ -486,13 +488,13 @@ void ep_weight_load_urgent(loader *self, expert_entry *entry)
 {
     ep_weight_store *store = self->store;
     self->is_blocked = false;
-    /* They may give up while the rate is waited for. */
+    /* The requests may give up during the wait for the rate. */
     if (!ep_weight_waits_any(store, entry) || !ep_weight_load_await_rate(self, LOAD_URGENT) ||
         !ep_weight_waits_any(store, entry)) {
         give_up(store, entry);
     } else {
         ep_weight_load_one(self, entry, LOAD_URGENT);
-        /* or an assignment would never be whole while requests miss again and again */
+        /* so that steady misses do not keep the first pass from its end */
         self->owes_first = self->owes_first || !self->is_blocked;
     }
     if (store->urgent.first == NULL) {

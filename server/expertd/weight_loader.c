@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The thread that loads experts: those that requests wait for, then the first pass, then what is
- * likely to be used next. Nothing is read, packed or freed under the store's lock. Until the first
- * request comes it has helpers for the first pass.
+ * The thread that loads experts: first those that requests wait for, then those of the first pass,
+ * then those that are likely to be used next. The store's lock is not held while it reads, packs or
+ * frees. Until the first request comes, helpers share the first pass.
  */
 #include <string.h>
 #include <unistd.h>
@@ -11,12 +11,13 @@
 #include "base/clock.h"
 #include "expertd/weight_load.h"
 
-/* of a helper: the C library keeps those of threads that ended, and addresses may be limited */
+/* Of a helper. Small, for the C library keeps stacks of threads that ended, and addresses may be
+ * limited. */
 #define HELPER_STACK_BYTES ((size_t)1 << 20)
 
 /* ---- the first pass, with its progress ---- */
 
-/* Everything queued now is one batch with one progress bar. Lock held. */
+/* Makes all that is queued now one batch with one progress bar. Lock held. */
 static void begin_progress(loader *self)
 {
     ep_weight_store *store = self->store;
@@ -44,7 +45,7 @@ static void end_progress(loader *self)
     }
 }
 
-/* Lock held. The next of the first pass; NULL: it is not wanted any more. */
+/* Takes the next expert of the first pass; NULL: it is not wanted any more. Lock held. */
 static expert_entry *take_first(loader *self)
 {
     ep_weight_store *store = self->store;
@@ -63,7 +64,7 @@ static void count_first(loader *self, const expert_entry *entry)
 {
     ep_weight_store *store = self->store;
     const uint64_t bytes = ep_weight_layer_bytes_at_least(&store->layers[entry->layer_slot].layer);
-    if (self->has_progress && entry->state != EP_EXPERT_QUEUED) { /* it comes again */
+    if (self->has_progress && entry->state != EP_EXPERT_QUEUED) { /* else it will be loaded again */
         const bool is_there = entry->state == EP_EXPERT_RESIDENT;
         pthread_mutex_unlock(&store->lock);
         ep_load_progress_add(&self->progress, 1, is_there ? bytes : 0);
@@ -78,7 +79,7 @@ static void load_first(loader *self)
     if (entry != NULL) {
         ep_weight_load_one(self, entry, LOAD_FIRST);
         count_first(self, entry);
-        /* without room nothing was loaded: it costs no time */
+        /* without room nothing was loaded, which took no time */
         self->owes_first = self->owes_first && entry->state == EP_EXPERT_ABSENT;
     }
 }
@@ -86,24 +87,24 @@ static void load_first(loader *self)
 /* ---- the same with helpers ---- */
 
 /*
- * Before the first request nobody is disturbed, so helpers take the batch's experts in the queue's
- * order, each with a room of its own and a place on a device. What came of them is dealt with in
- * that order, by the loader: the log, errors, who is in memory, and on which device, are those of
- * one thread where no load fails. Where no device has room for the next, one refuses memory or is
- * lost, nobody begins any more, and the loader goes on alone; an expert that failed for this beside
- * others is loaded again.
+ * Before the first request helpers disturb nobody. They take the batch's experts in the queue's
+ * order; each has file blocks of its own, and each load a reserved place on a device. The loader
+ * deals with the outcomes in the same order. So if no load fails, the log, the experts in memory
+ * and their devices are those of one thread. When no device has room for the next expert, or a
+ * device refuses memory or is lost, no helper begins another load and the loader goes on alone. It
+ * loads again what failed for such a reason.
  */
 typedef struct crew {
     loader *lead;
     pthread_cond_t changed;
-    bool has_ended;      /* none begins any more */
-    uint64_t file_bytes; /* of those being loaded, in their files */
-    uint32_t first;      /* of loads, a ring */
+    bool has_ended;      /* no load begins any more */
+    uint64_t file_bytes; /* sum over the loads under way, in their files */
+    uint32_t first;      /* loads is a ring */
     uint32_t count;
     load loads[2 * EP_WEIGHT_LOADERS_MAX];
 } crew;
 
-/* Lock held. Shared experts are wider than the layer says. */
+/* Bytes of an expert in its files. Shared experts may be wider than the layer says. Lock held. */
 static uint64_t file_bytes_of(const ep_weight_store *store, const expert_entry *entry)
 {
     const layer_entry *layer = &store->layers[entry->layer_slot];
@@ -127,7 +128,7 @@ static bool may_begin(const crew *c)
            !had_requests(store);
 }
 
-/* Lock held, but for the wait. NULL: nothing more. */
+/* Begins the next load of the batch. Lock held, but not during the wait. NULL: there is none. */
 static load *begin_next(crew *c)
 {
     ep_weight_store *store = c->lead->store;
@@ -135,7 +136,7 @@ static load *begin_next(crew *c)
         expert_entry *next = store->first.first;
         const uint64_t file_bytes = file_bytes_of(store, next);
         if (c->file_bytes > 0 && c->file_bytes + file_bytes > EP_WEIGHT_LOADING_BYTES) {
-            return NULL; /* those that run are enough for experts of this size */
+            return NULL; /* the running helpers are enough for experts of this size */
         }
         if (c->count == EP_ARRAY_COUNT(c->loads)) {
             pthread_cond_wait(&c->changed, &store->lock);
@@ -157,7 +158,7 @@ static load *begin_next(crew *c)
     return NULL;
 }
 
-/* Alone it may end otherwise: with other devices, or less memory in use. */
+/* Whether the load may end otherwise alone, with other devices to ask or less memory in use. */
 static bool is_for_one(ep_err err)
 {
     return err == EP_ERR_NO_MEMORY || err == EP_ERR_RESOURCE_EXHAUSTED || err == EP_ERR_DEVICE_LOST;
@@ -188,8 +189,8 @@ static void *help(void *arg)
     return NULL;
 }
 
-/* Lock held on entry and exit, not in between. Until none begins any more and all have ended.
- * again: what is to be loaded once more. */
+/* Deals with outcomes until no load begins any more and all have ended. again: receives what must
+ * be loaded again. Lock held on entry and exit, not in between. */
 static void lead(crew *c, entry_queue *again)
 {
     ep_weight_store *store = c->lead->store;
@@ -214,7 +215,7 @@ static void lead(crew *c, entry_queue *again)
     }
 }
 
-/* Lock held. 0, 1: none are worth it. */
+/* How many helpers to start; 0 or 1: none are worth it. Lock held. */
 static uint32_t helpers_for(const loader *self)
 {
     const ep_weight_store *store = self->store;
@@ -252,7 +253,7 @@ static void load_together(loader *self, uint32_t helpers)
     }
     pthread_cond_destroy(&c.changed);
     pthread_mutex_lock(&store->lock);
-    if (again.first != NULL) { /* before all others, as they came */
+    if (again.first != NULL) { /* in front of the queue, in their order */
         *again.end = store->first.first;
         store->first.end = store->first.first == NULL ? again.end : store->first.end;
         store->first.first = again.first;
@@ -290,7 +291,7 @@ static void load_ahead(loader *self, expert_entry *entry)
     }
 }
 
-/* Lock held. Experts that are due again go to the end of the first pass. */
+/* Appends experts whose time has come to the first pass. Lock held. */
 static void take_later(ep_weight_store *store)
 {
     const uint64_t now_ns = ep_clock_now_ns();
@@ -299,7 +300,7 @@ static void take_later(ep_weight_store *store)
     }
 }
 
-/* Lock held on entry and exit. False: nothing to do. */
+/* Does one piece of work. Lock held on entry and exit. False: there is nothing to do. */
 static bool work_once(loader *self)
 {
     ep_weight_store *store = self->store;
@@ -334,7 +335,7 @@ static bool work_once(loader *self)
     return false;
 }
 
-/* Lock held, but for the wait, and while blocks are freed: then it does not wait. */
+/* Frees file blocks that are kept, or else waits for work. Lock held, but not meanwhile. */
 static void await_work(loader *self)
 {
     ep_weight_store *store = self->store;
@@ -342,7 +343,7 @@ static void await_work(loader *self)
         pthread_mutex_unlock(&store->lock);
         ep_expert_room_free(&self->room);
         pthread_mutex_lock(&store->lock);
-        return; /* something may have come meanwhile */
+        return; /* work may have come meanwhile */
     }
     ep_clock_wait(&store->work, &store->lock,
                   store->later.first != NULL ? store->later.first->retry_ns : EP_TIME_NEVER);

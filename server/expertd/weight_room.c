@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memory of one load: the device that has room, and who goes where none has. */
+/* Memory for one load: which device has room, and which experts are evicted if none has. */
 #include <inttypes.h>
 #include <stdatomic.h>
 
@@ -7,10 +7,11 @@
 #include "base/log.h"
 #include "expertd/weight_load.h"
 
-/* for one load, when memory is refused below the budget: beyond, it is not experts that take it */
+/* Experts evicted for one load when memory is refused below the budget. If more would be needed, it
+ * is not experts that use the memory. */
 #define EVICTED_MAX 4
 
-/* Whose experts may go. */
+/* Which experts may be evicted. */
 typedef struct victim_search {
     const ep_weight_store *store;
     uint32_t device; /* EP_WEIGHT_NO_DEVICE: any */
@@ -25,7 +26,7 @@ static bool is_idle(void *arg, uint32_t layer, uint32_t expert)
            atomic_load_explicit(&resident->refs, memory_order_acquire) == 1;
 }
 
-/* Lock held, but for the while in which memory is freed. */
+/* Lock held, but not while memory is freed. */
 static void evict(ep_weight_store *store, const ep_heat_choice *victim)
 {
     expert_entry *entry = &store->layers[victim->layer].experts[victim->expert];
@@ -43,9 +44,9 @@ static bool fits(const device_entry *device, uint64_t bytes, uint64_t used)
 }
 
 /*
- * Lock held. Of the devices with room that do not refuse memory, one with the fewest experts of the
- * layer, so that all compute a call for it; of these the emptiest. What is being loaded beside
- * others counts as being there. refusing: bit d: device d. False: there is none.
+ * Chooses, of the devices with room that do not refuse memory, one with the fewest experts of the
+ * layer, so that all devices compute a call for it; of these the emptiest. Experts that helpers are
+ * loading count as loaded. refusing: bit d stands for device d. Lock held. False: there is none.
  */
 static bool choose_device(const ep_weight_store *store, uint64_t refusing, uint32_t layer_slot,
                           uint64_t bytes, uint32_t *out_device)
@@ -72,8 +73,8 @@ static bool choose_device(const ep_weight_store *store, uint64_t refusing, uint3
     return best != EP_WEIGHT_NO_DEVICE;
 }
 
-/* Lock held. Whether some device holds so much: when it is empty, or else when what leaves has
- * left. */
+/* Whether some device could hold so many bytes: when it is empty, or, with is_empty false, when
+ * experts that only jobs still hold are gone. Lock held. */
 static bool may_fit(const ep_weight_store *store, uint64_t bytes, bool is_empty)
 {
     for (uint32_t d = 0; d < store->devices_count; d++) {
@@ -86,11 +87,11 @@ static bool may_fit(const ep_weight_store *store, uint64_t bytes, bool is_empty)
 }
 
 /*
- * Lock held, but for some whiles. The coldest experts that no job holds go first. When all are
- * held, the coldest leaves the table: no new job gets it, and its bytes come back with its last
- * one. So a load never waits for an expert to be out of use by chance. Nor does it wait for the
- * memory of a load ahead of time that gave way to it. The device of the first that goes is the one
- * where room is made.
+ * Evicts experts until a device has room. The coldest that no job holds go first. When jobs hold
+ * all, the coldest leaves the table: no new job gets it, and its bytes come back with its last job.
+ * So a load never waits for an expert to become idle by chance, nor for the memory of a prefetch
+ * that gave way to it. Room is made on the device of the first victim. Lock held, but not while
+ * memory is freed or waited for.
  */
 static bool make_room(loader *self, uint32_t layer_slot, uint64_t bytes, load_kind kind,
                       uint32_t *out_device)
@@ -99,7 +100,7 @@ static bool make_room(loader *self, uint32_t layer_slot, uint64_t bytes, load_ki
     victim_search search = {store, EP_WEIGHT_NO_DEVICE};
     while (!choose_device(store, self->refusing, layer_slot, bytes, out_device)) {
         ep_heat_choice victim;
-        if (self->refusing != 0) { /* no other has room: they are asked again */
+        if (self->refusing != 0) { /* no other device has room: ask these again */
             self->refusing = 0;
             continue;
         }
@@ -127,7 +128,7 @@ static bool make_room(loader *self, uint32_t layer_slot, uint64_t bytes, load_ki
     return true;
 }
 
-/* Once: it stays so. */
+/* Warns once. */
 static void warn_of_memory(loader *self, uint64_t used)
 {
     if (!self->has_warned) {
@@ -173,7 +174,8 @@ bool ep_weight_room_reserve(ep_weight_store *store, expert_entry *entry)
 {
     const ep_weight_layer *layer = &store->layers[entry->layer_slot].layer;
     uint64_t bytes = ep_weight_layer_bytes_at_least(layer);
-    (void)ep_weight_layer_bytes_packed(store, layer, entry->expert, &bytes); /* its load will say */
+    (void)ep_weight_layer_bytes_packed(store, layer, entry->expert, &bytes); /* on failure the load
+                                                                                reports why */
     if (!choose_device(store, 0, entry->layer_slot, bytes, &entry->reserved_on)) {
         return false;
     }
@@ -188,8 +190,8 @@ void ep_weight_room_unreserve(ep_weight_store *store, expert_entry *entry)
     entry->reserved_on = EP_WEIGHT_NO_DEVICE;
 }
 
-/* Lock held. What was reserved becomes what the load takes. False: that does not fit, or the device
- * is lost. */
+/* Sets the reservation to the bytes that the load takes. Lock held. False: they do not fit, or the
+ * device is lost. */
 static bool take_reserved(ep_weight_store *store, expert_entry *entry, uint64_t bytes,
                           uint32_t *out_device)
 {

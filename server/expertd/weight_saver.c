@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The saver's thread, with the lowest priority, which writes packed experts into the cache one at a
- * time. It holds only the one it writes: an expert that goes before its turn is written when it
- * comes again.
+ * The saver's thread. It writes packed experts into the cache, one at a time and with the lowest
+ * priority. It holds a reference only to the one it writes: an expert that is evicted before its
+ * turn is written after it has been loaded again.
  */
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -12,7 +12,7 @@
 
 #define SAVER_NICE 19
 
-/* Lock held: the next resident expert without a file; NULL: none. */
+/* Finds the next resident expert without a file; NULL: none. Lock held. */
 static expert_entry *find_unsaved(ep_weight_store *store)
 {
     for (uint32_t l = 0; l < store->layers_count && store->unsaved_count > 0; l++) {
@@ -31,7 +31,7 @@ static void save_one(ep_weight_store *store, expert_entry *entry)
 {
     ep_resident *resident = entry->resident;
     ep_resident_ref(resident, 1);
-    entry->is_saved = true; /* also when it cannot be: it was said why */
+    entry->is_saved = true; /* also if writing fails, which is logged */
     store->unsaved_count--;
     pthread_mutex_unlock(&store->lock);
     ep_weight_cache_key key;
@@ -49,7 +49,7 @@ void *ep_weight_saver_main(void *arg)
     (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), SAVER_NICE); /* of this thread */
     pthread_mutex_lock(&store->lock);
     while (!store->stop && !store->saver_gave_up) {
-        /* the first pass goes before */
+        /* the first pass has precedence */
         expert_entry *entry = store->first.first == NULL ? find_unsaved(store) : NULL;
         if (entry != NULL) {
             save_one(store, entry);
