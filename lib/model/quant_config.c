@@ -82,6 +82,8 @@ static const struct {
     {GPTQ | AWQ, "provider", NULL},
     {GPTQ | AWQ, "enable_quanted_input", NULL},
     {GPTQ | AWQ, "to_quant_block_names", NULL},
+    {GPTQ | AWQ, "amp", NULL},
+    {GPTQ | AWQ, "gradient_accumulate_steps", NULL},
     {GPTQ | AWQ, "iters", NULL},
     {GPTQ | AWQ, "nsamples", NULL},
     {GPTQ | AWQ, "seqlen", NULL},

@@ -53,7 +53,8 @@ static const struct {
      "\"group_size\":128,\"lm_head\":false,"
      "\"meta\":{\"quantizer\":[\"gptqmodel:2.2.0\"]},\"pack_dtype\":\"int32\",\"quant_method\":"
      "\"gptq\",\"sym\":true,\"damp_percent\":0.1,"
-     "\"true_sequential\":true,\"static_groups\":false}",
+     "\"true_sequential\":true,\"static_groups\":false,\"amp\":false,"
+     "\"gradient_accumulate_steps\":4}",
      {.sizes = {{1, 128}},
       .sizes_count = 1,
       .words = EP_QUANT_WORDS_GPTQ,
@@ -63,7 +64,7 @@ static const struct {
      "method\":\"gptq\",\"sym\":false}",
      {.sizes = {{1, 0}}, .sizes_count = 1, .words = EP_QUANT_WORDS_GPTQ_V2}},
     {"{\"quant_method\":\"awq\",\"zero_point\":true,\"group_size\":64,\"bits\":4,\"version\":"
-     "\"gemm\",\"modules_to_not_convert\":null}",
+     "\"gemm\",\"modules_to_not_convert\":null,\"amp\":false}",
      {.sizes = {{1, 64}}, .sizes_count = 1, .words = EP_QUANT_WORDS_AWQ}},
     {CT("pack-quantized", "{\"input_activations\":null,\"weights\":" WEIGHTS(
                               "8", "int", "null", "channel", "false", "null") "}"),
