@@ -112,7 +112,7 @@ ep_err ep_tensor_check(const char *name, const ep_tensor *tensor, uint32_t rank,
                        name, tensor->stride_bytes[i], i);
         }
     }
-    if (tensor->data == NULL && end_of(tensor) != 0) {
+    if (tensor->data == NULL && end_of(tensor) != 0) { /* not empty: those end at NULL */
         return BAD("%s has no data", name);
     }
     int64_t element = (int64_t)ep_dtype_bytes(tensor->dtype);

@@ -195,6 +195,13 @@ static void end_of_stream(ep_lane_conn *lane, const char *reason)
     ep_lane_conn_end(lane, &lost);
 }
 
+/* The loop has read all that there is for now. */
+static void rest(ep_lane_conn *lane)
+{
+    ep_assembler_rest(&lane->assembler);
+    ep_assembler_note(&lane->assembler, ep_clock_now_ns());
+}
+
 /* A connection that is not started gets here only when its socket failed: it watches for room to
  * write, but has no handler yet. */
 static bool is_started(ep_lane_conn *lane)
@@ -241,8 +248,7 @@ static void on_readable(uv_conn *conn, bool failed)
             more = false;
         }
     }
-    ep_assembler_rest(&lane->assembler);
-    ep_assembler_note(&lane->assembler, ep_clock_now_ns());
+    rest(lane);
 }
 
 /* ---- life, on the worker ---- */
@@ -296,8 +302,7 @@ static void on_retry_memory(uv_timer_t *timer)
         return;
     }
     pump(conn); /* memory_wait stays set until there is memory */
-    ep_assembler_rest(&conn->lane.assembler);
-    ep_assembler_note(&conn->lane.assembler, ep_clock_now_ns());
+    rest(&conn->lane);
     update_events(conn);
 }
 
