@@ -3,7 +3,7 @@
 """New TLS files are in force without a restart: by reload, by themselves within a minute, at every listener, while calls go on. A broken file changes nothing."""
 import json, os, re, socket, ssl, subprocess, time, urllib.request
 
-from door_cluster import EXPERTCTL, LAYER, SANITIZED, Cluster, wait_for
+from door_cluster import BUILD, EXPERTCTL, LAYER, SANITIZED, SOURCE, Cluster, wait_for
 
 OPENSSL = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
 
@@ -62,7 +62,11 @@ with Cluster() as c:
     wait_for("all copies", lambda: subprocess.run([EXPERTCTL, "forward", *where, "--model", "demo", "--layer", str(LAYER), "--in", c.batch("batch", 8, 1), "--out", c.path("y")],
                                                   capture_output=True).returncode == 0)
     wait_for("a heartbeat that says it", lambda: findings(*where) == [f"{who}: a certificate in force ends in 1 days" for who in ("node n0", "the coordinator")])
-    calls = subprocess.Popen([EXPERTCTL, "bench", *where, "--model", "demo", "--layer", str(LAYER), "--seconds", "20" if SANITIZED else "70", "-o", "json"], stdout=subprocess.PIPE)
+    # A minute of as many calls as can be made is half of all this test's work. An interpreter without sanitizers cannot load a library with them.
+    paced = ["/usr/bin/python3", f"{os.path.dirname(os.path.abspath(__file__))}/paced_calls.py", daemons["coordinator"]["rpc_url"], ca, str(LAYER)]
+    bench = [EXPERTCTL, "bench", *where, "--model", "demo", "--layer", str(LAYER), "--seconds", "20", "-o", "json"]
+    python = {**os.environ, "EXPERTD_LIBRARY": f"{BUILD}/client/libexpertd.so.0", "PYTHONPATH": f"{SOURCE}/client/python"}
+    calls = subprocess.Popen(bench if SANITIZED else paced, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=python)
     by_itself = None if SANITIZED else ("node", "ca")
 
     # Two certificates after each other, the second of another authority that stands in ca.pem beside the first. The first connection gets each.
@@ -110,7 +114,8 @@ with Cluster() as c:
         assert "expertd_tls_refused 0\n" in page(daemons[name], "/metrics")
     wait_for("all is good", lambda: refused(*where) == [])
 
-    result = json.loads(calls.communicate(timeout=300)[0])
-    assert calls.returncode == 0 and result["calls"] > 0, "a call failed"
-    print(f"{result['calls']} calls through two renewals of two daemons, none failed")
+    said = json.loads(calls.communicate(timeout=300)[0] or "0")
+    count = said["calls"] if SANITIZED else said
+    assert calls.returncode == 0 and count > 0, "a call failed"
+    print(f"{count} calls through two renewals of two daemons, none failed")
     c.stop()
