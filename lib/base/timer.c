@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/thread.h"
 
 struct ep_timer_service {
     pthread_mutex_t lock;
@@ -19,7 +20,6 @@ struct ep_timer_service {
     ep_timer *running;
     uint64_t wakes_ns; /* when the thread next wakes by itself; 0 while it is awake */
     bool stopping;
-    char name[16];
 };
 
 static void place(ep_timer_service *s, ep_timer *timer, size_t index)
@@ -74,7 +74,6 @@ static void heap_remove(ep_timer_service *s, ep_timer *timer)
 static void *timer_main(void *arg)
 {
     ep_timer_service *s = arg;
-    pthread_setname_np(pthread_self(), s->name);
     pthread_mutex_lock(&s->lock);
     while (!s->stopping) {
         ep_timer *timer = s->count > 0 ? s->heap[1] : NULL;
@@ -107,12 +106,10 @@ ep_err ep_timer_service_create(const char *name, ep_timer_service **out_service)
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->wake, NULL);
     pthread_cond_init(&s->idle, NULL);
-    for (size_t i = 0; i + 1 < sizeof(s->name) && name[i] != 0; i++) {
-        s->name[i] = name[i];
-    }
-    if (pthread_create(&s->thread, NULL, timer_main, s) != 0) {
+    ep_err err = ep_thread_start(name, timer_main, s, &s->thread);
+    if (err != EP_OK) {
         free(s);
-        return EP_ERR_IO;
+        return err;
     }
     *out_service = s;
     return EP_OK;

@@ -4,14 +4,13 @@
 
 #include <dlfcn.h>
 #include <limits.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/random.h"
+#include "base/thread.h"
 #include "observe/trace_provider.h"
 #include "observe/trace_spans_text.h"
 
@@ -120,21 +119,13 @@ static void *load_aside(void *arg)
 void ep_trace_load_aside(ep_trace_loaded_func done)
 {
     static ep_trace_loaded_func kept;
-    pthread_attr_t attributes;
     pthread_t thread;
-    sigset_t all;
-    sigset_t old;
     kept = done;
     setenv(TIMEOUT_ENV, ASIDE_TIMEOUT_MS, 0);
-    sigfillset(&all);
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int failed = pthread_create(&thread, &attributes, load_aside, &kept);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&attributes);
-    if (failed != 0) {
-        done(false, strerror(failed));
+    if (ep_thread_start("expertd-trace", load_aside, &kept, &thread) == EP_OK) {
+        pthread_detach(thread);
+    } else {
+        done(false, "no thread can be started");
     }
 }
 

@@ -6,10 +6,10 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/random.h"
+#include "base/thread.h"
 #include "rpc/rpc_channel.h"
 #include "rpc/rpc_hello.h"
 #include "transport/address.h"
-#include "transport/lane_common.h"
 
 /*
  * on_state runs one at a time, because each step begins only after the previous one has reported:
@@ -111,7 +111,7 @@ static void look_locked(ep_rpc_channel *channel, ep_rpc_client_link *link)
     channel->looked_ns = now_ns;
     ep_rpc_dial_join_look(channel);
     channel->looking =
-        ep_lane_thread_create("expertd-look", look, channel, &channel->look_thread) == EP_OK;
+        ep_thread_start("expertd-look", look, channel, &channel->look_thread) == EP_OK;
     channel->has_looked = channel->looking;
 }
 

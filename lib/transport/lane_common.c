@@ -2,7 +2,6 @@
 /* See lane_common.h. */
 #include "transport/lane_common.h"
 
-#include <signal.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -198,20 +197,4 @@ size_t ep_send_copy(const ep_send *send, size_t offset, uint8_t *out, size_t byt
 uint32_t ep_lane_threads_count(void)
 {
     return ep_host_cpus() >= 4 * EP_LANE_THREADS_MAX ? EP_LANE_THREADS_MAX : 2;
-}
-
-ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg,
-                             pthread_t *out_thread)
-{
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* so that the new thread inherits the mask */
-    int failed = pthread_create(out_thread, NULL, func, arg);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed != 0) {
-        return EP_ERR_IO;
-    }
-    pthread_setname_np(*out_thread, name);
-    return EP_OK;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every lane needs: checked limits, queues of checked sends, a count of objects that need the
- * lanes' threads, and threads that block the program's signals. */
+/* What every lane needs: checked limits, queues of checked sends, and a count of objects that need
+ * the lanes' threads. */
 #ifndef EP_TRANSPORT_LANE_COMMON_H
 #define EP_TRANSPORT_LANE_COMMON_H
 
@@ -47,9 +47,6 @@ unsigned ep_send_queue_gather(const ep_send_queue *queue, bool patient, unsigned
  */
 #define EP_LANE_THREADS_MAX 4
 uint32_t ep_lane_threads_count(void);
-/* Starts a thread with all signals blocked. name: up to 15 characters. Errors: IO. */
-ep_err ep_lane_thread_create(const char *name, void *(*func)(void *), void *arg,
-                             pthread_t *out_thread);
 
 /* Counts an object that needs the lanes' threads: a connection, listener or dial. */
 void ep_lane_hold(void);

@@ -3,7 +3,7 @@
 #include "transport/lane_worker.h"
 
 #include "base/clock.h"
-#include "transport/lane_common.h"
+#include "base/thread.h"
 
 /* ---- lists ---- */
 
@@ -92,7 +92,7 @@ ep_err ep_lane_worker_start(ep_lane_worker *worker, ep_error *out_error)
     ep_err err = EP_OK;
     pthread_mutex_lock(&worker->lock);
     if (!worker->running) {
-        err = ep_lane_thread_create(worker->name, worker_main, worker, &worker->thread);
+        err = ep_thread_start(worker->name, worker_main, worker, &worker->thread);
         worker->running = err == EP_OK;
     }
     pthread_mutex_unlock(&worker->lock);

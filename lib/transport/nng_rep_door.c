@@ -10,8 +10,8 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/thread.h"
 #include "transport/lane_accept.h"
-#include "transport/lane_common.h"
 
 #define SP_PROTOCOL_REQ 0x30
 #define SP_PROTOCOL_REP 0x31
@@ -599,7 +599,7 @@ ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_lim
     pthread_mutex_init(&door->lock, NULL);
     pthread_cond_init(&door->work, NULL);
     pthread_cond_init(&door->idle, NULL);
-    ep_err err = ep_lane_thread_create("ep-door", door_main, door, &door->thread);
+    ep_err err = ep_thread_start("ep-door", door_main, door, &door->thread);
     if (err != EP_OK) {
         door_free(door);
         return ep_error_set(out_error, err, "cannot start the door's thread");

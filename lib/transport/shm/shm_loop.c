@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/thread.h"
 #include "transport/lane_common.h"
 
 #define EVENTS_MAX 64
@@ -203,7 +204,7 @@ static ep_err loop_open(shm_loop *loop, const char *name)
         loop->epoll >= 0 && loop->wake >= 0 && loop->timer >= 0 &&
         ep_shm_loop_watch(loop, loop->wake, &loop->wake_source, EPOLLIN | EPOLLET) == EP_OK &&
         ep_shm_loop_watch(loop, loop->timer, &loop->timer_source, EPOLLIN | EPOLLET) == EP_OK &&
-        ep_lane_thread_create(name, loop_main, loop, &loop->thread) == EP_OK;
+        ep_thread_start(name, loop_main, loop, &loop->thread) == EP_OK;
     if (!ok) {
         loop_close(loop);
         return EP_ERR_IO;

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/thread.h"
 #include "transport/lane_common.h"
 #include "transport/uv/uv_lane.h"
 
@@ -142,7 +143,7 @@ static ep_err worker_open(ep_uv_loop_worker *worker)
     worker->spin.data = worker;
     uv_prepare_start(&worker->before, before_wait);
     uv_check_start(&worker->after, after_wait);
-    if (ep_lane_thread_create("ep-lane-loop", worker_main, worker, &worker->thread) != EP_OK) {
+    if (ep_thread_start("ep-lane-loop", worker_main, worker, &worker->thread) != EP_OK) {
         close_own_handles(worker);
         uv_run(&worker->loop, UV_RUN_DEFAULT);
         uv_loop_close(&worker->loop);

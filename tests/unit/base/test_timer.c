@@ -2,6 +2,7 @@
 /* Order, cancel and re-arm. Real time is asserted only as "not before". */
 #include <criterion/criterion.h>
 #include <semaphore.h>
+#include <signal.h>
 
 #include "base/clock.h"
 #include "base/random.h"
@@ -102,4 +103,26 @@ Test(timer, may_arm_itself_again)
     ep_timer_cancel_wait(service, &timer);
     ep_timer_service_destroy(service);
     cr_assert_eq(fired, 5);
+}
+
+static void read_mask(ep_timer *timer, void *arg)
+{
+    (void)timer;
+    pthread_sigmask(SIG_SETMASK, NULL, arg);
+    sem_post(&all_done);
+}
+
+Test(timer, leaves_signals_to_the_programs_own_threads)
+{
+    ep_timer_service *service;
+    ep_timer timer;
+    sigset_t mask;
+    sem_init(&all_done, 0, 0);
+    cr_assert_eq(ep_timer_service_create("test-timer", &service), EP_OK);
+    ep_timer_init(&timer, read_mask, &mask);
+    ep_timer_arm(service, &timer, 0);
+    sem_wait(&all_done);
+    ep_timer_service_destroy(service);
+    cr_assert_eq(sigismember(&mask, SIGTERM), 1);
+    cr_assert_eq(sigismember(&mask, SIGUSR1), 1);
 }

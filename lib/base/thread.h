@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Threads of our own. They block all signals, which are for the program's threads. */
+#ifndef EP_BASE_THREAD_H
+#define EP_BASE_THREAD_H
+
+#include <pthread.h>
+
+#include "expertd/error.h"
+
+/* name: up to 15 characters. Errors: IO. */
+ep_err ep_thread_start(const char *name, void *(*func)(void *), void *arg, pthread_t *out_thread);
+
+#endif
