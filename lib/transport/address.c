@@ -22,43 +22,20 @@ static bool is_number(const char *text)
     return text[0] != 0 && strspn(text, "0123456789") == strlen(text);
 }
 
-bool ep_address_is_loopback(const char *address)
-{
-    const char *scheme = strstr(address, "://");
-    const char *host = scheme != NULL ? scheme + 3 : address;
-    const char *colon = strrchr(host, ':');
-    size_t bytes = colon != NULL ? (size_t)(colon - host) : strlen(host);
-    unsigned a, b, c, d;
-    int used = 0;
-    if (strncmp(address, "loopback://", strlen("loopback://")) == 0 ||
-        strncmp(address, "shm://", strlen("shm://")) == 0) {
-        return true;
-    }
-    if (colon != NULL && !is_number(colon + 1)) {
-        return false;
-    }
-    if ((bytes == 5 && strncmp(host, "[::1]", 5) == 0) ||
-        (bytes == 9 && strncmp(host, "localhost", 9) == 0)) {
-        return true;
-    }
-    return bytes >= 9 && sscanf(host, "%3u.%3u.%3u.%3u%n", &a, &b, &c, &d, &used) == 4 &&
-           (size_t)used == bytes && a == 127;
-}
-
-/* Where the host begins, without brackets; its length. *out_port: the text behind the colon. NULL:
- * there is no port. */
+/* Where the host begins, without brackets; its length. *out_port: the text behind the colon, ""
+ * without one. NULL: that text is no number. */
 static const char *find_host(const char *url, size_t *out_bytes, const char **out_port)
 {
     const char *scheme = strstr(url, "://");
     const char *host = scheme != NULL ? scheme + 3 : url;
     const char *colon = strrchr(host, ':');
-    if (colon == NULL || !is_number(colon + 1)) {
+    if (colon != NULL && !is_number(colon + 1)) {
         return NULL;
     }
-    size_t bytes = (size_t)(colon - host);
+    size_t bytes = colon != NULL ? (size_t)(colon - host) : strlen(host);
     bool has_brackets = bytes > 2 && host[0] == '[' && host[bytes - 1] == ']';
     *out_bytes = bytes - (has_brackets ? 2 : 0);
-    *out_port = colon + 1;
+    *out_port = colon != NULL ? colon + 1 : "";
     return host + has_brackets;
 }
 
@@ -67,7 +44,8 @@ bool ep_address_split(const char *url, ep_host_port *out)
     size_t bytes = 0;
     const char *port;
     const char *host = find_host(url, &bytes, &port);
-    if (host == NULL || bytes >= sizeof(out->host) || strlen(port) >= sizeof(out->port)) {
+    if (host == NULL || bytes >= sizeof(out->host) || port[0] == 0 ||
+        strlen(port) >= sizeof(out->port)) {
         return false;
     }
     snprintf(out->host, sizeof(out->host), "%.*s", (int)bytes, host);
@@ -93,7 +71,7 @@ ep_err ep_address_read_stream(const ep_lane_address *address, bool allows_tls, e
     const char *host = find_host(address->url, &bytes, &port);
     if ((!has_tls && !ep_url_has_scheme(address->url, "tcp")) ||
         strlen(address->url) + sizeof(":65535") > EP_ADDRESS_BYTES || host == NULL ||
-        strlen(port) > 5 || atoi(port) > 65535) {
+        port[0] == 0 || strlen(port) > 5 || atoi(port) > 65535) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "address '%.64s' must be tcp://host:port%s, port 0 to 65535",
                             address->url, allows_tls ? " or tls+tcp://host:port" : "");
@@ -109,21 +87,44 @@ ep_err ep_address_read_stream(const ep_lane_address *address, bool allows_tls, e
     return check_tls(address, has_tls, out_error);
 }
 
-/* ---- rules of hosts ---- */
-
-#define HOST_BYTES 256
-#define NAME_CHARACTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
-
 /* Number of bits of the address, 32 or 128; 0: text is no address. */
 static unsigned read_ip(const char *text, uint8_t out[16])
 {
     return inet_pton(AF_INET, text, out) == 1 ? 32 : inet_pton(AF_INET6, text, out) == 1 ? 128 : 0;
 }
 
+bool ep_address_is_loopback(const char *address)
+{
+    char text[EP_ADDRESS_BYTES];
+    uint8_t ip[16];
+    size_t bytes = 0;
+    const char *port;
+    const char *host = find_host(address, &bytes, &port);
+    if (ep_url_has_scheme(address, "loopback") || ep_url_has_scheme(address, "shm")) {
+        return true;
+    }
+    if (host == NULL || bytes >= sizeof(text)) {
+        return false;
+    }
+    snprintf(text, sizeof(text), "%.*s", (int)bytes, host);
+    switch (read_ip(text, ip)) {
+    case 32:
+        return ip[0] == 127;
+    case 128:
+        return memcmp(ip, &in6addr_loopback, sizeof(ip)) == 0;
+    default:
+        return strcmp(text, "localhost") == 0;
+    }
+}
+
+/* ---- rules of hosts ---- */
+
+#define NAME_CHARACTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
+
 /* Number of bits of the rule's address, the first *out_fixed of which count; 0: it is no prefix. */
 static unsigned read_prefix(const char *rule, uint8_t out[16], unsigned *out_fixed)
 {
-    char text[HOST_BYTES];
+    char text[EP_ADDRESS_BYTES];
     const char *slash = strchr(rule, '/');
     size_t bytes = slash != NULL ? (size_t)(slash - rule) : strlen(rule);
     if (bytes >= sizeof(text)) {
