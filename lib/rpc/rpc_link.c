@@ -459,11 +459,13 @@ void ep_rpc_link_goodbye(ep_rpc_link *link, ep_err code, const char *text)
 
 /* ---- receiving ---- */
 
-static void peer_said_goodbye(ep_rpc_link *link, const ep_frame *frame, const ep_buffer *buffer)
+/* is_live: both sides know whether payloads have a CRC. */
+static void peer_said_goodbye(ep_rpc_link *link, const ep_frame *frame, const ep_buffer *buffer,
+                              bool is_live)
 {
     ep_error why;
     ep_error_clear(&why);
-    if (ep_rpc_payload_check(frame, buffer->data, link->payload_crc, &why) == EP_OK) {
+    if (!is_live || ep_rpc_payload_check(frame, buffer->data, link->payload_crc, &why) == EP_OK) {
         ep_rpc_status_read(link->common->pool, frame->status, buffer->data + EP_FRAME_FIXED_BYTES,
                            frame->header_bytes, &why);
         ep_error_prefix(&why, why.code, "peer said goodbye");
@@ -498,25 +500,16 @@ static void link_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
         ep_buffer_unref(taken_frame);
         return;
     }
-    if (phase == EP_LINK_LIVE) {
-        switch (frame.kind) {
-        case EP_FRAME_PING:
-            ep_rpc_link_send_bare(link,
-                                  &(ep_frame){.kind = EP_FRAME_PONG, .call_id = frame.call_id});
-            ep_buffer_unref(taken_frame);
-            return;
-        case EP_FRAME_PONG:
-            ep_buffer_unref(taken_frame);
-            return;
-        case EP_FRAME_GOODBYE:
-            peer_said_goodbye(link, &frame, taken_frame);
-            ep_buffer_unref(taken_frame);
-            return;
-        default:
-            break;
-        }
+    const bool is_live = phase == EP_LINK_LIVE;
+    if (frame.kind == EP_FRAME_GOODBYE) {
+        peer_said_goodbye(link, &frame, taken_frame, is_live);
+    } else if (is_live && frame.kind == EP_FRAME_PING) {
+        ep_rpc_link_send_bare(link, &(ep_frame){.kind = EP_FRAME_PONG, .call_id = frame.call_id});
+    } else if (!is_live || frame.kind != EP_FRAME_PONG) {
+        link->ops->on_frame(link, &frame, taken_frame);
+        return;
     }
-    link->ops->on_frame(link, &frame, taken_frame);
+    ep_buffer_unref(taken_frame);
 }
 
 static void link_closed(void *arg, ep_conn *conn, const ep_error *error)

@@ -23,8 +23,9 @@
 typedef struct ep_rpc_link ep_rpc_link;
 
 typedef struct ep_rpc_link_ops {
-    /* A request, reply, reply_more, cancel or credit; while the link is new, any kind. The header
-     * is within its limits, the payload is not checked yet. The callee takes the buffer. */
+    /* A request, reply, reply_more, cancel or credit; while the link is new, any kind but goodbye.
+     * The header is within its limits, the payload is not checked yet. The callee takes the
+     * buffer. */
     void (*on_frame)(ep_rpc_link *link, const ep_frame *frame, ep_buffer *taken_buffer);
     /* error: the reason, never EP_OK. CLOSED when this side closed it for no other reason. */
     void (*on_closed)(ep_rpc_link *link, const ep_error *error);

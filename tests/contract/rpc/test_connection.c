@@ -659,6 +659,22 @@ LANE_TEST(payload_crc_works_when_both_want_it)
     fixture_fini(&f);
 }
 
+/* A server that stops may say so before it has read Hello, and so without a CRC. */
+LANE_TEST(a_goodbye_in_place_of_hello_tells_its_reason)
+{
+    bad_server s;
+    ep_error error;
+    Expertd__V1__Status status = EXPERTD__V1__STATUS__INIT;
+    ep_frame goodbye = {.kind = EP_FRAME_GOODBYE, .status = 14};
+    bad_server_init(&s, url, channel_crc, ACCEPTS);
+    status.reason = EP_ERR_UNAVAILABLE;
+    status.text = (char *)(uintptr_t) "the server stops";
+    raw_peer_send_message(&s.p, goodbye, &status.base, false, false);
+    ASSERT_FAILS(ep_rpc_channel_wait_ready(s.f.channel, EP_TIME_NEVER, &error), EP_ERR_UNAVAILABLE,
+                 error, "peer said goodbye: the server stops");
+    bad_server_fini(&s);
+}
+
 Test(rpc_connection_tcp, payload_crc_mismatch_is_refused_by_name)
 {
     fixture f;
