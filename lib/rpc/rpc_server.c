@@ -188,6 +188,7 @@ static void turn_away(ep_rpc_server *server, ep_rpc_session *taken_session)
     const ep_rpc_audit_event event = {
         .peer = taken_session->origin.peer, .method = "Hello", .text = why.text};
     ep_rpc_audit_refused(&server->audit, EP_REFUSED_CONNECTIONS, &event);
+    __atomic_store_n(&taken_session->hello_refused, true, __ATOMIC_RELAXED);
     ep_rpc_link_close(&taken_session->link, &why);
     ep_rpc_link_unref(&taken_session->link);
 }

@@ -135,7 +135,7 @@ struct ep_rpc_session {
     bool told_to_close; /* under server->lock, like next and previous */
     unsigned roles;     /* roles that its listener admits */
     bool hello_done;    /* atomic: written while the link is new, only read afterwards */
-    bool hello_refused; /* the refusal is already logged and counted */
+    bool hello_refused; /* atomic: the refusal is already logged and counted */
     /* the fields below are under link.lock */
     bool ended;
     uint32_t calls_count;

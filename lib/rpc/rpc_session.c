@@ -159,7 +159,7 @@ static void audit_hello(ep_rpc_session *session, const Expertd__V1__Hello *hello
                                 .role = hello->role,
                                 .method = "Hello",
                                 .text = refusal == EP_REFUSED_HELLO ? why->text : NULL};
-    session->hello_refused = true;
+    __atomic_store_n(&session->hello_refused, true, __ATOMIC_RELAXED);
     ep_rpc_audit_refused(&session->server->audit, refusal, &event);
 }
 
@@ -410,7 +410,7 @@ static void session_closed(ep_rpc_link *link, const ep_error *error)
     ep_rpc_server_stats *stats = &session->server->stats;
     if (!session->hello_done) {
         __atomic_fetch_add(&stats->connections_refused, 1, __ATOMIC_RELAXED);
-        if (!session->hello_refused) {
+        if (!__atomic_load_n(&session->hello_refused, __ATOMIC_RELAXED)) {
             ep_rpc_audit_count(&session->server->audit, EP_REFUSED_NO_HELLO);
         }
     }

@@ -169,6 +169,36 @@ LANE_TEST(before_hello_nobody_takes_memory)
     free(large);
 }
 
+static void one_place(ep_rpc_server_config *config)
+{
+    config->common.limits.connections_max = 1;
+}
+
+LANE_TEST(a_stranger_that_makes_room_is_counted_once)
+{
+    fixture f;
+    raw_peer first;
+    raw_peer second;
+    ep_rpc_server_stats stats;
+    fixture_init(&f, &(fixture_options){.url = url, .server = one_place, .no_channel = true});
+    raw_peer_dial(&first, f.url);
+    do {
+        sched_yield();
+        ep_rpc_server_read_stats(f.server, &stats);
+    } while (stats.connections == 0);
+    raw_peer_dial(&second, f.url);
+    raw_peer_wait_closed(&first);
+    raw_peer_fini(&first);
+    raw_peer_fini(&second);
+    do { /* until both have ended at the server too */
+        sched_yield();
+        ep_rpc_server_read_stats(f.server, &stats);
+    } while (stats.connections_refused < 2 || stats.connections > 0);
+    cr_assert_eq(stats.refused[EP_REFUSED_CONNECTIONS], 1);
+    cr_assert_eq(stats.refused[EP_REFUSED_NO_HELLO], 1); /* the second one's */
+    fixture_fini(&f);
+}
+
 LANE_TEST(padding_must_be_zero)
 {
     fixture f;
