@@ -45,12 +45,6 @@ static void cancel(ep_lane_dial *dial)
     nng_stream_dialer_close(((stream_dial *)dial)->dialer);
 }
 
-static ep_err nng_failed(const char *url, int failed, ep_error *out_error)
-{
-    ep_err err = failed == NNG_EADDRINVAL ? EP_ERR_INVALID_ARGUMENT : ep_nng_err(failed);
-    return ep_error_set(out_error, err, "cannot dial %s: %s", url, nng_strerror(failed));
-}
-
 static ep_err dialer_open(stream_dial *d, const ep_lane_address *address, ep_error *out_error)
 {
     nng_tls_config *config = NULL;
@@ -76,7 +70,7 @@ static ep_err dialer_open(stream_dial *d, const ep_lane_address *address, ep_err
     if (config != NULL) {
         nng_tls_config_free(config); /* the dialer holds a reference */
     }
-    return failed == 0 ? EP_OK : nng_failed(address->url, failed, out_error);
+    return failed == 0 ? EP_OK : ep_nng_failed(address->url, failed, false, out_error);
 }
 
 ep_err ep_nng_dial(ep_dial *base, const ep_lane_address *address, ep_error *out_error)

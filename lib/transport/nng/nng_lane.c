@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The nng-stream lane: tcp and tls+tcp through nng's stream sockets with our own framing. */
+/* Start and end of nng, its errors as ours, and our TLS settings as nng's. */
 #include "transport/nng/nng_lane.h"
 
+#include <errno.h>
+
+#include "transport/address.h"
 #include "transport/lane_fork.h"
 
 static bool in_child; /* atomic */
+static bool tls_used; /* atomic */
 
 /*
  * If TLS was used, nng stays until the process ends. nng 1.5.2 frees the connection of a cancelled
  * accept or dial after it has completed the aio, and nng_fini cannot wait for that (it was seen to
  * lock a destroyed mutex). The memory stays reachable, so leak checkers do not report it.
  */
-static void nng_lane_fini(void)
+void ep_nng_fini(void)
 {
     if (__atomic_load_n(&in_child, __ATOMIC_RELAXED)) {
         return; /* the threads belong to the parent */
     }
     ep_lane_worker_stop(&ep_nng_reaper);
-    if (!ep_nng_tls_was_used()) {
+    if (!__atomic_load_n(&tls_used, __ATOMIC_ACQUIRE)) {
         nng_fini();
     }
 }
@@ -27,7 +31,7 @@ static void forget(void)
     __atomic_store_n(&in_child, true, __ATOMIC_RELAXED);
 }
 
-static ep_err check_fork(ep_error *out_error)
+ep_err ep_nng_check_fork(ep_error *out_error)
 {
     return !__atomic_load_n(&in_child, __ATOMIC_RELAXED)
                ? EP_OK
@@ -41,7 +45,7 @@ static ep_err check_fork(ep_error *out_error)
 
 ep_err ep_nng_start(ep_error *out_error)
 {
-    ep_err err = check_fork(out_error);
+    ep_err err = ep_nng_check_fork(out_error);
     if (err == EP_OK) {
         ep_lane_fork_hook(forget);
         err = ep_lane_worker_start(&ep_nng_reaper, out_error);
@@ -49,18 +53,123 @@ ep_err ep_nng_start(ep_error *out_error)
     return err;
 }
 
-static const char *const schemes[] = {"tcp", "tls+tcp", NULL};
+/* ---- errors and TLS ---- */
 
-const ep_lane_ops ep_nng_stream_lane = {
-    .name = "nng-stream",
-    .schemes = schemes,
-    .listener_bytes = sizeof(stream_listener),
-    .dial_bytes = sizeof(stream_dial),
-    .listen = ep_nng_listen,
-    .listener_close = ep_nng_listener_close,
-    .listener_renew_tls = ep_nng_listener_renew_tls,
-    .dial = ep_nng_dial,
-    .conn_send = ep_nng_conn_send,
-    .fini = nng_lane_fini,
-    .check_fork = check_fork,
-};
+ep_err ep_nng_err(int nng_error)
+{
+    switch (nng_error) {
+    case NNG_ENOMEM:
+        return EP_ERR_NO_MEMORY;
+    case NNG_ENOFILES:
+        return EP_ERR_RESOURCE_EXHAUSTED;
+    case NNG_EPERM:
+        return EP_ERR_PERMISSION_DENIED;
+    case NNG_EINVAL:
+    case NNG_ENOTSUP:
+        return EP_ERR_INVALID_ARGUMENT;
+    case NNG_ECANCELED:
+        return EP_ERR_CANCELLED;
+    default:
+        return EP_ERR_UNAVAILABLE;
+    }
+}
+
+const char *ep_nng_advice(int nng_error, bool listens)
+{
+    return ep_address_advice(nng_error == NNG_EADDRINUSE     ? EADDRINUSE
+                             : nng_error == NNG_EADDRINVAL   ? EADDRNOTAVAIL
+                             : nng_error == NNG_ECONNREFUSED ? ECONNREFUSED
+                             : nng_error == NNG_EPERM        ? EACCES
+                                                             : 0,
+                             listens);
+}
+
+ep_err ep_nng_failed(const char *url, int failed, bool listens, ep_error *out_error)
+{
+    ep_err err = failed == NNG_EADDRINVAL ? EP_ERR_INVALID_ARGUMENT : ep_nng_err(failed);
+    return ep_error_set(out_error, err, "cannot %s %s: %s%s", listens ? "listen on" : "dial", url,
+                        nng_strerror(failed), ep_nng_advice(failed, listens));
+}
+
+static ep_err check_keys(const ep_lane_address *address, bool dials, ep_error *out_error)
+{
+    const ep_tls_config *tls = address->tls;
+    const char *other = dials ? tls->server_name : tls->cert_key_file;
+    const bool has_ca = tls->ca_file != NULL && tls->ca_file[0] != '\0';
+    if (has_ca && other != NULL && other[0] != '\0') {
+        return EP_OK;
+    }
+    return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "TLS setting %s is required for %s",
+                        !has_ca ? "ca_file"
+                        : dials ? "server_name"
+                                : "cert_key_file",
+                        address->url);
+}
+
+/* what: the fault, when the file itself can be read. */
+static ep_err bad_file(const char *key, const char *option, const char *path, int failed,
+                       const char *what, ep_error *out_error)
+{
+    const char *why = failed == NNG_ENOENT   ? "no such file"
+                      : failed == NNG_EPERM  ? "this process may not read it"
+                      : failed == NNG_ENOMEM ? nng_strerror(failed)
+                                             : what;
+    return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s (expertctl's %s) '%s': %s", key, option,
+                        path, why);
+}
+
+static ep_err load_files(const ep_tls_config *tls, nng_tls_config *config, ep_error *out_error)
+{
+    int failed = nng_tls_config_ca_file(config, tls->ca_file);
+    if (failed != 0) {
+        return bad_file("tls_ca_file", "--tls-ca", tls->ca_file, failed,
+                        "it holds no certificate in PEM form, or a broken one", out_error);
+    }
+    if (tls->cert_key_file != NULL && tls->cert_key_file[0] != '\0') {
+        failed = nng_tls_config_cert_key_file(config, tls->cert_key_file, NULL);
+        if (failed != 0) {
+            return bad_file(
+                "tls_cert_key_file", "--tls-cert-key", tls->cert_key_file, failed,
+                "it must hold a certificate in PEM form and its key, without a password",
+                out_error);
+        }
+    }
+    return EP_OK;
+}
+
+ep_err ep_nng_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode,
+                                nng_tls_config **out_config, ep_error *out_error)
+{
+    const ep_tls_config *tls = address->tls;
+    const bool dials = mode == NNG_TLS_MODE_CLIENT;
+    ep_err err = check_keys(address, dials, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    __atomic_store_n(&tls_used, true, __ATOMIC_RELEASE);
+    nng_tls_config *config;
+    int failed = nng_tls_config_alloc(&config, mode);
+    if (failed != 0) {
+        return ep_error_set(out_error, ep_nng_err(failed), "cannot set up TLS: %s",
+                            nng_strerror(failed));
+    }
+    err = load_files(tls, config, out_error);
+    if (err == EP_OK) {
+        bool verify = dials || tls->require_client_cert;
+        failed = nng_tls_config_auth_mode(config, verify ? NNG_TLS_AUTH_MODE_REQUIRED
+                                                         : NNG_TLS_AUTH_MODE_NONE);
+        if (failed == 0 && dials) {
+            failed = nng_tls_config_server_name(config, tls->server_name);
+        }
+        if (failed != 0) {
+            err = ep_error_set(out_error, ep_nng_err(failed), "cannot set up TLS: %s",
+                               nng_strerror(failed));
+        }
+    }
+    if (err != EP_OK) {
+        nng_tls_config_free(config);
+        return err;
+    }
+    *out_config = config;
+    return EP_OK;
+}

@@ -39,18 +39,17 @@ ep_err ep_nng_conn_send(ep_conn *conn, ep_send *send);
 /* nng_lane.c */
 /* Call before anything of nng. Errors: IO; FAILED_PRECONDITION in a child of a user of nng. */
 ep_err ep_nng_start(ep_error *out_error);
-
-typedef struct stream_listener {
-    ep_lane_listener lane;
-    nng_stream_listener *listener;
-    nng_aio *accept_aio;
-    nng_aio *wait_aio;
-    bool tls;
-    bool closing; /* atomic */
-    /* atomic: port of our connection to ourselves, which on_accept does not get; 0 none */
-    uint16_t own_port;
-    ep_tls_config files; /* with tls */
-} stream_listener;
+/* fini and check_fork of ep_lane_ops. */
+void ep_nng_fini(void);
+ep_err ep_nng_check_fork(ep_error *out_error);
+/* Errors: INVALID_ARGUMENT (a key is missing), BAD_FILE, NO_MEMORY. */
+ep_err ep_nng_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode,
+                                nng_tls_config **out_config, ep_error *out_error);
+ep_err ep_nng_err(int nng_error);
+/* What listen or dial returns when nng failed. */
+ep_err ep_nng_failed(const char *url, int failed, bool listens, ep_error *out_error);
+/* ep_address_advice for this error. */
+const char *ep_nng_advice(int nng_error, bool listens);
 
 typedef struct stream_dial {
     ep_lane_dial lane;
@@ -60,19 +59,7 @@ typedef struct stream_dial {
     bool tls;
 } stream_dial;
 
-/* nng_listener.c, nng_dial.c */
-ep_err ep_nng_listen(ep_listener *listener, const ep_lane_address *address, ep_error *out_error);
-void ep_nng_listener_close(ep_listener *listener);
-ep_err ep_nng_listener_renew_tls(ep_listener *listener, ep_error *out_error);
+/* nng_dial.c */
 ep_err ep_nng_dial(ep_dial *dial, const ep_lane_address *address, ep_error *out_error);
-
-/* nng_tls.c */
-/* Errors: INVALID_ARGUMENT (a key is missing), BAD_FILE, NO_MEMORY. */
-ep_err ep_nng_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode,
-                                nng_tls_config **out_config, ep_error *out_error);
-bool ep_nng_tls_was_used(void);
-ep_err ep_nng_err(int nng_error);
-/* ep_address_advice for this error. */
-const char *ep_nng_advice(int nng_error, bool listens);
 
 #endif

@@ -18,6 +18,18 @@
 #include "transport/lane_fork.h"
 #include "transport/nng/nng_lane.h"
 
+typedef struct stream_listener {
+    ep_lane_listener lane;
+    nng_stream_listener *listener;
+    nng_aio *accept_aio;
+    nng_aio *wait_aio;
+    bool tls;
+    bool closing; /* atomic */
+    /* atomic: port of our connection to ourselves, which on_accept does not get; 0 none */
+    uint16_t own_port;
+    ep_tls_config files; /* with tls */
+} stream_listener;
+
 static void take_stream(stream_listener *l, nng_stream *taken_stream)
 {
     ep_conn *conn;
@@ -103,13 +115,6 @@ static void close_objects(stream_listener *l)
     ep_tls_config_free(&l->files);
 }
 
-static ep_err nng_failed(const char *url, int failed, ep_error *out_error)
-{
-    ep_err err = failed == NNG_EADDRINVAL ? EP_ERR_INVALID_ARGUMENT : ep_nng_err(failed);
-    return ep_error_set(out_error, err, "cannot listen on %s: %s%s", url, nng_strerror(failed),
-                        ep_nng_advice(failed, true));
-}
-
 static ep_err set_tls(stream_listener *l, const ep_lane_address *address, ep_error *out_error)
 {
     nng_tls_config *config;
@@ -121,7 +126,7 @@ static ep_err set_tls(stream_listener *l, const ep_lane_address *address, ep_err
     int failed = nng_stream_listener_set_ptr(l->listener, NNG_OPT_TLS_CONFIG, config);
     pthread_mutex_unlock(&l->lane.lock);
     nng_tls_config_free(config); /* the listener holds a reference */
-    return failed == 0 ? EP_OK : nng_failed(address->url, failed, out_error);
+    return failed == 0 ? EP_OK : ep_nng_failed(address->url, failed, true, out_error);
 }
 
 static ep_err set_options(stream_listener *l, const ep_lane_address *address, ep_error *out_error)
@@ -131,7 +136,7 @@ static ep_err set_options(stream_listener *l, const ep_lane_address *address, ep
         failed = nng_stream_listener_set_bool(l->listener, NNG_OPT_TCP_KEEPALIVE, true);
     }
     if (failed != 0) {
-        return nng_failed(address->url, failed, out_error);
+        return ep_nng_failed(address->url, failed, true, out_error);
     }
     return l->tls ? set_tls(l, address, out_error) : EP_OK;
 }
@@ -166,7 +171,7 @@ static void connect_to_self(stream_listener *l)
     freeaddrinfo(to);
 }
 
-ep_err ep_nng_listener_renew_tls(ep_listener *base, ep_error *out_error)
+static ep_err listener_renew_tls(ep_listener *base, ep_error *out_error)
 {
     stream_listener *l = (stream_listener *)base;
     if (!l->tls) {
@@ -187,7 +192,7 @@ static ep_err listener_open(stream_listener *l, const ep_lane_address *address, 
     }
     int failed = nng_stream_listener_alloc(&l->listener, address->url);
     if (failed != 0) {
-        return nng_failed(address->url, failed, out_error);
+        return ep_nng_failed(address->url, failed, true, out_error);
     }
     ep_err err = set_options(l, address, out_error);
     if (err != EP_OK) {
@@ -195,7 +200,7 @@ static ep_err listener_open(stream_listener *l, const ep_lane_address *address, 
     }
     failed = nng_stream_listener_listen(l->listener);
     if (failed != 0) {
-        return nng_failed(address->url, failed, out_error);
+        return ep_nng_failed(address->url, failed, true, out_error);
     }
     int port = 0;
     nng_stream_listener_get_int(l->listener, NNG_OPT_TCP_BOUND_PORT, &port);
@@ -203,7 +208,7 @@ static ep_err listener_open(stream_listener *l, const ep_lane_address *address, 
     return EP_OK;
 }
 
-ep_err ep_nng_listen(ep_listener *base, const ep_lane_address *address, ep_error *out_error)
+static ep_err listen_on(ep_listener *base, const ep_lane_address *address, ep_error *out_error)
 {
     stream_listener *l = (stream_listener *)base;
     ep_host_port at;
@@ -227,10 +232,26 @@ ep_err ep_nng_listen(ep_listener *base, const ep_lane_address *address, ep_error
     return EP_OK;
 }
 
-void ep_nng_listener_close(ep_listener *base)
+static void listener_close(ep_listener *base)
 {
     stream_listener *l = (stream_listener *)base;
     __atomic_store_n(&l->closing, true, __ATOMIC_RELEASE);
     close_objects(l);
     ep_lane_listener_free(&l->lane);
 }
+
+static const char *const schemes[] = {"tcp", "tls+tcp", NULL};
+
+const ep_lane_ops ep_nng_stream_lane = {
+    .name = "nng-stream",
+    .schemes = schemes,
+    .listener_bytes = sizeof(stream_listener),
+    .dial_bytes = sizeof(stream_dial),
+    .listen = listen_on,
+    .listener_close = listener_close,
+    .listener_renew_tls = listener_renew_tls,
+    .dial = ep_nng_dial,
+    .conn_send = ep_nng_conn_send,
+    .fini = ep_nng_fini,
+    .check_fork = ep_nng_check_fork,
+};
