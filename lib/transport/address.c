@@ -229,6 +229,23 @@ void ep_tls_config_free(ep_tls_config *copy)
     free((void *)(uintptr_t)copy->server_name);
 }
 
+ep_err ep_address_err(int number)
+{
+    switch (number) {
+    case ENOMEM:
+    case ENOBUFS:
+        return EP_ERR_NO_MEMORY;
+    case EMFILE:
+    case ENFILE:
+        return EP_ERR_RESOURCE_EXHAUSTED;
+    case EACCES:
+    case EPERM:
+        return EP_ERR_PERMISSION_DENIED;
+    default:
+        return EP_ERR_UNAVAILABLE;
+    }
+}
+
 const char *ep_address_advice(int number, bool listens)
 {
     if (!listens) {

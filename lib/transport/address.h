@@ -53,6 +53,8 @@ ep_err ep_address_for_dial(const char *url, const ep_tls_config *tls, bool guard
 ep_err ep_tls_config_copy(const ep_tls_config *config, ep_tls_config *out_copy);
 void ep_tls_config_free(ep_tls_config *copy);
 
+/* The error for this errno of connecting or listening. */
+ep_err ep_address_err(int number);
 /* Advice for this errno of connecting or listening, as "; ..."; "" when there is none. */
 const char *ep_address_advice(int number, bool listens);
 

@@ -65,7 +65,7 @@ static void attempt_over(uv_dial *d)
         try_address(d);
         return;
     }
-    ep_error_set(&error, ep_uv_err(d->failed), "cannot connect to %s: %s%s", d->lane.url,
+    ep_error_set(&error, ep_address_err(d->failed), "cannot connect to %s: %s%s", d->lane.url,
                  strerror(d->failed), ep_address_advice(d->failed, false));
     report(d, &error);
 }
@@ -86,7 +86,6 @@ static void on_connected(uv_poll_t *poll, int status, int events)
     if (getsockopt(d->fd, SOL_SOCKET, SO_ERROR, &d->failed, &bytes) != 0) {
         d->failed = errno;
     }
-    uv_poll_stop(poll);
     /* from then on another handle watches the socket */
     uv_close((uv_handle_t *)poll, on_poll_closed);
 }
@@ -99,7 +98,6 @@ static void try_address(uv_dial *d)
         attempt_over(d);
         return;
     }
-    ep_uv_socket_set_options(d->fd);
     d->failed = connect(d->fd, d->at->ai_addr, d->at->ai_addrlen) == 0 ? 0 : errno;
     if (d->failed != EINPROGRESS) {
         attempt_over(d);

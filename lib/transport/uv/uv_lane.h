@@ -96,13 +96,4 @@ typedef struct uv_dial {
 /* uv_dial.c */
 ep_err ep_uv_dial(ep_dial *dial, const ep_lane_address *address, ep_error *out_error);
 
-/* uv_socket.c */
-ep_err ep_uv_err(int errno_number);
-void ep_uv_socket_set_options(int fd);
-/*
- * For a connected socket: turns pacing off towards a peer on this machine. BBR, the default of many
- * systems, would leave two thirds of the memory's bandwidth unused there.
- */
-void ep_uv_socket_set_congestion(int fd, const struct sockaddr_storage *peer);
-
 #endif

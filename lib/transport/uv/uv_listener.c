@@ -39,7 +39,6 @@ static void take_socket(uv_listener *l, int taken_fd, const struct sockaddr_stor
         ep_lane_fd_close(taken_fd);
         return;
     }
-    ep_uv_socket_set_options(taken_fd);
     if (ep_uv_conn_create(l->lane.base.ops, taken_fd, address, &l->lane.limits,
                           ep_uv_loop_worker_choose(), l->lane.count, &conn) == EP_OK) {
         l->lane.on_accept(l->lane.arg, conn);
@@ -193,8 +192,8 @@ static ep_err bind_socket(uv_listener *l, const ep_lane_address *address, ep_err
     failed = errno;
     freeaddrinfo(list);
     if (l->fd < 0) {
-        return ep_error_set(out_error, ep_uv_err(failed), "cannot listen on %s: %s%s", address->url,
-                            strerror(failed), ep_address_advice(failed, true));
+        return ep_error_set(out_error, ep_address_err(failed), "cannot listen on %s: %s%s",
+                            address->url, strerror(failed), ep_address_advice(failed, true));
     }
     ep_lane_listener_set_port(&l->lane, bound_port(l->fd));
     return EP_OK;
