@@ -92,16 +92,16 @@ ep_err ep_rpc_channel_create(const ep_rpc_channel_config *config, ep_rpc_channel
     pthread_cond_init(&channel->changed, NULL);
     pthread_mutex_init(&channel->lock, NULL);
     ep_err err = fill(channel, config, out_error);
+    pthread_mutex_lock(&channel->lock);
+    err = err == EP_OK ? ep_rpc_dial_start_locked(channel, out_error) : err;
     if (err == EP_OK) {
-        err = ep_rpc_dial_prepare(channel, out_error);
+        *out_channel = channel; /* under the lock: before on_state can run */
     }
+    pthread_mutex_unlock(&channel->lock);
     if (err != EP_OK) {
         channel_free(channel);
-        return err;
     }
-    *out_channel = channel; /* before on_state can run */
-    ep_rpc_dial_start(channel);
-    return EP_OK;
+    return err;
 }
 
 void ep_rpc_channel_destroy(ep_rpc_channel *channel)

@@ -132,10 +132,8 @@ struct ep_rpc_client_call {
 /* ---- rpc_dial.c: dial, Hello, losing the connection, redial ---- */
 /* hello_wait_ms for a channel's first dial, and for the first dial after a connection was ready. */
 uint32_t ep_rpc_dial_first_wait_ms(const ep_rpc_channel *channel);
-/* Does everything before the first dial that may fail. Errors: NO_MEMORY. */
-ep_err ep_rpc_dial_prepare(ep_rpc_channel *channel, ep_error *out_error);
-/* Starts the first dial, on the timer's thread. */
-void ep_rpc_dial_start(ep_rpc_channel *channel);
+/* Starts the first dial, on the timer's thread. Errors: NO_MEMORY. */
+ep_err ep_rpc_dial_start_locked(ep_rpc_channel *channel, ep_error *out_error);
 /* Stops dialling for good, ends the connection, and waits for both. */
 void ep_rpc_dial_stop(ep_rpc_channel *channel);
 /* Handles the first frame of a connection, which must be the reply to our Hello. */

@@ -417,21 +417,11 @@ static void dial_timer(ep_timer *timer, void *arg)
     }
 }
 
-ep_err ep_rpc_dial_prepare(ep_rpc_channel *channel, ep_error *out_error)
+ep_err ep_rpc_dial_start_locked(ep_rpc_channel *channel, ep_error *out_error)
 {
     ep_timer_init(&channel->timer, dial_timer, channel);
-    pthread_mutex_lock(&channel->lock);
-    ep_err err = schedule_locked(channel, EP_TIME_NEVER);
-    pthread_mutex_unlock(&channel->lock);
-    return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "no memory for the channel's timer");
-}
-
-void ep_rpc_dial_start(ep_rpc_channel *channel)
-{
-    pthread_mutex_lock(&channel->lock);
     ep_err err = schedule_locked(channel, ep_clock_now_ns());
-    pthread_mutex_unlock(&channel->lock);
-    EP_ASSERT(err == EP_OK); /* it was armed before: its place in the heap is reused */
+    return err == EP_OK ? EP_OK : ep_error_set(out_error, err, "no memory for the channel's timer");
 }
 
 void ep_rpc_channel_hurry(ep_rpc_channel *channel)
