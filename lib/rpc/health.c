@@ -24,9 +24,9 @@ static void send_state(ep_rpc_call *call, const char *state)
 
 /* Finishes the call with NOT_FOUND when the service it names is unknown: "" is the whole process,
  * other names are full names of registered services. */
-static bool refuse_unknown(ep_rpc_health *health, const char *name, ep_rpc_call *call)
+static bool refuse_unknown(const char *name, ep_rpc_call *call)
 {
-    const ep_rpc_server *server = health->server;
+    const ep_rpc_server *server = call->origin->server;
     bool is_served = name[0] == 0;
     for (size_t i = 0; i < server->services_count && !is_served; i++) {
         is_served = strcmp(server->services[i]->descriptor->name, name) == 0;
@@ -48,7 +48,7 @@ static void health__check(Expertd__V1__Health_Service *service,
     ep_rpc_health *health = (ep_rpc_health *)(void *)service;
     ep_rpc_call *call = closure_data;
     (void)closure;
-    if (refuse_unknown(health, input->service, call)) {
+    if (refuse_unknown(input->service, call)) {
         return;
     }
     pthread_mutex_lock(&health->lock);
@@ -61,7 +61,7 @@ static void health__check(Expertd__V1__Health_Service *service,
 static void watch_ended(void *arg, ep_rpc_call *call)
 {
     ep_rpc_health_watcher *watcher = arg;
-    ep_rpc_health *health = &watcher->server->health;
+    ep_rpc_health *health = &call->origin->server->health;
     pthread_mutex_lock(&health->lock);
     ep_rpc_health_watcher **at = &health->watchers;
     while (*at != watcher) {
@@ -80,7 +80,7 @@ static void health__watch(Expertd__V1__Health_Service *service,
     ep_rpc_health *health = (ep_rpc_health *)(void *)service;
     ep_rpc_call *call = closure_data;
     (void)closure;
-    if (refuse_unknown(health, input->service, call)) {
+    if (refuse_unknown(input->service, call)) {
         return;
     }
     ep_rpc_health_watcher *watcher = calloc(1, sizeof(*watcher));
@@ -88,7 +88,6 @@ static void health__watch(Expertd__V1__Health_Service *service,
         ep_rpc_call_finish(call, EP_ERR_NO_MEMORY, NULL);
         return;
     }
-    watcher->server = health->server;
     watcher->call = call;
     pthread_mutex_lock(&health->lock);
     watcher->next = health->watchers;
@@ -119,12 +118,10 @@ void ep_rpc_health_set_state(ep_rpc_health *health, const char *state)
     pthread_mutex_unlock(&health->lock);
 }
 
-void ep_rpc_health_init(ep_rpc_health *health, ep_rpc_server *server)
+void ep_rpc_health_init(ep_rpc_health *health)
 {
     health->service = (Expertd__V1__Health_Service)EXPERTD__V1__HEALTH__INIT(health__);
-    health->server = server;
     health->state = states[0];
-    health->watchers = NULL;
     pthread_mutex_init(&health->lock, NULL);
 }
 

@@ -22,7 +22,7 @@ static void reflection__list_services(Expertd__V1__Reflection_Service *service,
                                       Expertd__V1__ListServicesReply_Closure closure,
                                       void *closure_data)
 {
-    const ep_rpc_server *server = ((ep_rpc_reflection *)(void *)service)->server;
+    const ep_rpc_server *server = ((ep_rpc_call *)closure_data)->origin->server;
     Expertd__V1__ListServicesReply reply = EXPERTD__V1__LIST_SERVICES_REPLY__INIT;
     Expertd__V1__ServiceInfo services[EP_RPC_SERVICES_MAX];
     Expertd__V1__ServiceInfo *service_list[EP_RPC_SERVICES_MAX];
@@ -31,6 +31,7 @@ static void reflection__list_services(Expertd__V1__Reflection_Service *service,
     size_t used = 0;
     size_t count;
     const ep_rpc_method *all = ep_rpc_methods(&count);
+    (void)service;
     (void)input;
     EP_ASSERT(count <= METHODS_MAX);
     for (size_t i = 0; i < server->services_count; i++) {
@@ -54,9 +55,7 @@ static void reflection__list_services(Expertd__V1__Reflection_Service *service,
     ep_rpc_call_finish(closure_data, EP_OK, NULL);
 }
 
-void ep_rpc_reflection_init(ep_rpc_reflection *reflection, ep_rpc_server *server)
+void ep_rpc_reflection_init(Expertd__V1__Reflection_Service *reflection)
 {
-    reflection->service =
-        (Expertd__V1__Reflection_Service)EXPERTD__V1__REFLECTION__INIT(reflection__);
-    reflection->server = server;
+    *reflection = (Expertd__V1__Reflection_Service)EXPERTD__V1__REFLECTION__INIT(reflection__);
 }

@@ -97,10 +97,10 @@ ep_err ep_rpc_server_create(const ep_rpc_server_config *config, ep_rpc_server **
     pthread_mutex_init(&server->lock, NULL);
     pthread_cond_init(&server->idle, NULL);
     ep_rpc_audit_init(&server->audit, server->common.timers);
-    ep_rpc_health_init(&server->health, server);
-    ep_rpc_reflection_init(&server->reflection, server);
+    ep_rpc_health_init(&server->health);
+    ep_rpc_reflection_init(&server->reflection);
     server->services[server->services_count++] = &server->health.service.base;
-    server->services[server->services_count++] = &server->reflection.service.base;
+    server->services[server->services_count++] = &server->reflection.base;
     *out_server = server;
     return EP_OK;
 }

@@ -28,23 +28,16 @@ typedef struct ep_rpc_door ep_rpc_door;
 
 /* Watchers of the built-in Health service. */
 typedef struct ep_rpc_health_watcher {
-    ep_rpc_server *server;
     ep_rpc_call *call;
     struct ep_rpc_health_watcher *next;
 } ep_rpc_health_watcher;
 
 typedef struct ep_rpc_health {
     Expertd__V1__Health_Service service;
-    ep_rpc_server *server;
     pthread_mutex_t lock;
     const char *state;
     ep_rpc_health_watcher *watchers;
 } ep_rpc_health;
-
-typedef struct ep_rpc_reflection {
-    Expertd__V1__Reflection_Service service;
-    ep_rpc_server *server;
-} ep_rpc_reflection;
 
 /* A listener. Accept callbacks get it, so that a session knows which roles are admitted. */
 typedef struct ep_rpc_listener {
@@ -104,7 +97,7 @@ struct ep_rpc_server {
     ProtobufCService *services[EP_RPC_SERVICES_MAX]; /* fixed once the first listener exists */
     size_t services_count;
     ep_rpc_health health;
-    ep_rpc_reflection reflection;
+    Expertd__V1__Reflection_Service reflection;
     uint16_t draining_flag; /* atomic: flag of each reply; 0 unless the server drains */
     ep_rpc_audit audit;
 
@@ -209,9 +202,9 @@ ep_err ep_rpc_door_renew_tls(ep_rpc_door *door, ep_error *out_error);
 /* Cancels its calls and waits for them, as for those of sessions. NULL allowed. */
 void ep_rpc_door_destroy(ep_rpc_door *door);
 
-void ep_rpc_health_init(ep_rpc_health *health, ep_rpc_server *server);
+void ep_rpc_health_init(ep_rpc_health *health);
 void ep_rpc_health_fini(ep_rpc_health *health);
 void ep_rpc_health_set_state(ep_rpc_health *health, const char *state);
-void ep_rpc_reflection_init(ep_rpc_reflection *reflection, ep_rpc_server *server);
+void ep_rpc_reflection_init(Expertd__V1__Reflection_Service *reflection);
 
 #endif
