@@ -204,7 +204,7 @@ static void look_plain(const port *there, bool wants_tls, ep_rpc_look *out_look)
         return;
     } else if (reply.bytes >= 5 && memcmp(reply.text, "HTTP/", 5) == 0) {
         found_page(reply.text, out_look);
-    } else if (!wants_tls && ep_rpc_look_speaks_tls(dial(there), there->stop)) {
+    } else if (!wants_tls && ep_rpc_look_tls(dial(there), NULL, there->stop, out_look)) {
         ep_rpc_look_found(
             out_look, "tls-needed",
             "use tls+tcp:// with tls_ca_file (--tls-ca) and tls_server_name (--tls-server-name)",

@@ -332,18 +332,9 @@ bool ep_rpc_look_tls(int taken_fd, const ep_tls_config *tls, const bool *stop,
     handshake h = {.tls = tls, .stop = stop, .alert = ALERT_NONE};
     shake(&h, taken_fd);
     bool is_tls = h.cert != NULL || h.alert != ALERT_NONE;
-    if (is_tls) {
+    if (is_tls && tls != NULL) {
         judge(&h, out_look);
     }
-    fini(&h, taken_fd);
-    return is_tls;
-}
-
-bool ep_rpc_look_speaks_tls(int taken_fd, const bool *stop)
-{
-    handshake h = {.stop = stop, .alert = ALERT_NONE};
-    shake(&h, taken_fd);
-    bool is_tls = h.cert != NULL || h.alert != ALERT_NONE;
     fini(&h, taken_fd);
     return is_tls;
 }

@@ -5,12 +5,10 @@
 
 #include "rpc/rpc_look.h"
 
-/* Whether the peer speaks TLS on this connection (closed here; -1 none), with our dial settings
- * tls. Fills out_look if something is wrong. */
+/* Whether the peer speaks TLS on this connection (closed here; -1 none). tls: our dial settings;
+ * fills out_look if something is wrong with them there. NULL: only finds out whether. */
 bool ep_rpc_look_tls(int taken_fd, const ep_tls_config *tls, const bool *stop,
                      ep_rpc_look *out_look);
-/* Whether the peer speaks TLS with any settings. */
-bool ep_rpc_look_speaks_tls(int taken_fd, const bool *stop);
 
 /* ---- rpc_look.c ---- */
 /* Waits for one of poll's events. False when a step's time is over, or the look must end. */
