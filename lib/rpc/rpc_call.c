@@ -304,15 +304,19 @@ void ep_rpc_call_cancelled(ep_rpc_call *call, bool answered)
     pthread_mutex_unlock(&call->lock);
 }
 
-/* Lets the timer cancel the call; the timer then holds a reference. Errors: NO_MEMORY. */
+/* Lets the timer cancel the call at due_ns, or sooner if that is running already. The timer then
+ * holds a reference. Errors: NO_MEMORY. */
 static ep_err arm_cancel_locked(ep_rpc_call *call, uint64_t due_ns)
 {
-    ep_rpc_call_ref(call);
-    ep_err err = ep_timer_arm(call->origin->server->common.timers, &call->timer, due_ns);
-    call->timer_held = err == EP_OK;
-    if (err != EP_OK) {
-        /* never the last reference: the caller has one */
-        __atomic_fetch_sub(&call->refs, 1, __ATOMIC_RELAXED);
+    ep_timer_service *timers = call->origin->server->common.timers;
+    if (call->timer_held && !ep_timer_cancel(timers, &call->timer)) {
+        return EP_OK; /* it is running, which is the cancel */
+    }
+    /* fails only the first time: a timer that was armed has a place in the heap */
+    ep_err err = ep_timer_arm(timers, &call->timer, due_ns);
+    if (err == EP_OK && !call->timer_held) {
+        ep_rpc_call_ref(call);
+        call->timer_held = true;
     }
     return err;
 }
@@ -395,7 +399,31 @@ static ep_rpc_out *pack_reply_locked(ep_rpc_call *call, const ProtobufCMessage *
     return NULL;
 }
 
-static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *error);
+/* The frame that ends the call; NULL when out of memory. */
+static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *error)
+{
+    bool stream = call->method != NULL && call->method->stream == EP_RPC_SERVER_STREAM;
+    ep_rpc_out *out = NULL;
+    if (code == EP_OK && !stream) {
+        out = call->reply;
+        call->reply = NULL;
+    } else {
+        ep_rpc_status_fields fields;
+        ep_rpc_status_fill(code, error, &fields);
+        if (ep_rpc_out_create_message(call->origin->pool,
+                                      code == EP_OK ? NULL : &fields.status.base, NULL,
+                                      &out) != EP_OK) {
+            return NULL;
+        }
+    }
+    fill_frame(call, out, EP_FRAME_REPLY);
+    out->send.is_patient = call->is_patient;
+    out->frame.status = ep_err_grpc_code(code);
+    if (stream) {
+        out->frame.flags |= EP_FRAME_FLAG_END_OF_STREAM;
+    }
+    return out;
+}
 
 /*
  * A message of a stream is lost (reply_error says why). The peer must be told, so that it asks
@@ -405,17 +433,9 @@ static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *er
 static void end_stream_locked(ep_rpc_call *call)
 {
     ep_rpc_origin *origin = call->origin;
-    ep_timer_service *timers = call->origin->server->common.timers;
     ep_rpc_out *out = last_frame(call, call->reply_error.code, &call->reply_error);
-    ep_err err = EP_OK;
     call->stream_over = true;
-    if (!call->timer_held) {
-        err = arm_cancel_locked(call, ep_clock_now_ns());
-    } else if (ep_timer_cancel(timers, &call->timer)) { /* otherwise the timer is running, which is
-                                                           the cancel */
-        __atomic_fetch_sub(&call->refs, 1, __ATOMIC_RELAXED);
-        err = arm_cancel_locked(call, ep_clock_now_ns());
-    }
+    ep_err err = arm_cancel_locked(call, ep_clock_now_ns());
     if (out == NULL || err != EP_OK) {
         ep_rpc_out_destroy(out);
         /* this closes the connection and so ends all its calls */
@@ -450,32 +470,6 @@ void ep_rpc_call_closure(const ProtobufCMessage *message, void *closure_data)
         }
     }
     pthread_mutex_unlock(&call->lock);
-}
-
-/* The frame that ends the call; NULL when out of memory. */
-static ep_rpc_out *last_frame(ep_rpc_call *call, ep_err code, const ep_error *error)
-{
-    bool stream = call->method != NULL && call->method->stream == EP_RPC_SERVER_STREAM;
-    ep_rpc_out *out = NULL;
-    if (code == EP_OK && !stream) {
-        out = call->reply;
-        call->reply = NULL;
-    } else {
-        ep_rpc_status_fields fields;
-        ep_rpc_status_fill(code, error, &fields);
-        if (ep_rpc_out_create_message(call->origin->pool,
-                                      code == EP_OK ? NULL : &fields.status.base, NULL,
-                                      &out) != EP_OK) {
-            return NULL;
-        }
-    }
-    fill_frame(call, out, EP_FRAME_REPLY);
-    out->send.is_patient = call->is_patient;
-    out->frame.status = ep_err_grpc_code(code);
-    if (stream) {
-        out->frame.flags |= EP_FRAME_FLAG_END_OF_STREAM;
-    }
-    return out;
 }
 
 static void send_end(ep_rpc_call *call, ep_err code, const ep_error *error)
