@@ -4,7 +4,6 @@
 
 #include <endian.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,20 +48,18 @@ typedef struct rep_conn {
     struct rep_conn *previous;
 } rep_conn;
 
-/* A request as received. */
+/* A request as received, until it is answered. */
 typedef struct rep_request {
     rep_conn *from;
     uint8_t ids[SP_IDS_BYTES_MAX];
     size_t ids_bytes;
-    ep_buffer *bytes; /* NULL: error is the reason */
+    ep_buffer *bytes; /* NULL: given to the handler, or error is the reason */
     ep_error error;
     struct rep_request *next;
 } rep_request;
 
 typedef struct rep_slot {
-    rep_conn *from; /* NULL: free */
-    uint8_t ids[SP_IDS_BYTES_MAX];
-    size_t ids_bytes;
+    rep_request *request; /* NULL: free */
     ep_nng_rep_ticket ticket;
 } rep_slot;
 
@@ -79,7 +76,6 @@ struct ep_nng_rep_door {
     uint32_t places; /* the limit of connections that are not being closed */
     ep_nng_rep_handler handler;
     ep_listener *listener;
-    char url[EP_ADDRESS_BYTES];
     /* starts waiting requests, and closes connections that use their place for nothing */
     pthread_t thread;
     pthread_mutex_t lock;
@@ -197,7 +193,7 @@ static void conn_closed(void *arg, ep_conn *lane_conn, const ep_error *error)
     drop_waiting_locked(door, conn);
     for (uint32_t i = 0; i < door->limits.slots; i++) {
         ep_nng_rep_ticket ticket = door->slots[i].ticket;
-        if (door->slots[i].from == conn) {
+        if (door->slots[i].request != NULL && door->slots[i].request->from == conn) {
             pthread_mutex_unlock(&door->lock);
             door->handler.on_gone(door->handler.arg, i, ticket);
             pthread_mutex_lock(&door->lock);
@@ -280,15 +276,15 @@ static void reply_sent(ep_send *send, ep_err result)
     conn_unref_and_unlock(to);
 }
 
-/* Takes a reference of to. */
-static void send_reply(rep_conn *to, const uint8_t *ids, size_t ids_bytes,
-                       const ep_nng_rep_reply *reply)
+/* Takes a reference of request->from. */
+static void send_reply(const rep_request *request, const ep_nng_rep_reply *reply)
 {
+    rep_conn *to = request->from;
     ep_nng_rep_door *door = to->door;
     rep_send *out = calloc(1, sizeof(*out));
     ep_err err = out != NULL ? EP_OK : EP_ERR_NO_MEMORY;
     if (err == EP_OK) {
-        uint64_t length = ids_bytes;
+        uint64_t length = request->ids_bytes;
         EP_ASSERT(reply->parts_count < EP_SEND_PARTS_MAX);
         for (size_t i = 0; i < reply->parts_count; i++) {
             length += reply->parts[i].bytes;
@@ -296,9 +292,9 @@ static void send_reply(rep_conn *to, const uint8_t *ids, size_t ids_bytes,
         }
         length = htobe64(length);
         memcpy(out->head, &length, sizeof(length));
-        memcpy(out->head + SP_PREFIX_BYTES, ids, ids_bytes);
+        memcpy(out->head + SP_PREFIX_BYTES, request->ids, request->ids_bytes);
         out->send.parts[0] =
-            (ep_send_part){.data = out->head, .bytes = SP_PREFIX_BYTES + ids_bytes};
+            (ep_send_part){.data = out->head, .bytes = SP_PREFIX_BYTES + request->ids_bytes};
         out->send.parts_count = (uint32_t)reply->parts_count + 1;
         out->send.done = reply_sent;
         out->send.arg = out;
@@ -327,22 +323,18 @@ static void send_reply(rep_conn *to, const uint8_t *ids, size_t ids_bytes,
 static void start_and_unlock(ep_nng_rep_door *door, rep_request *taken_request)
 {
     uint32_t index = 0;
-    while (door->slots[index].from != NULL) {
+    ep_nng_rep_ticket ticket = ++door->last_ticket;
+    ep_buffer *bytes = taken_request->bytes;
+    while (door->slots[index].request != NULL) {
         index++;
     }
-    rep_slot *slot = &door->slots[index];
-    slot->from = taken_request->from;
-    slot->from->refs++;
-    memcpy(slot->ids, taken_request->ids, taken_request->ids_bytes);
-    slot->ids_bytes = taken_request->ids_bytes;
-    slot->ticket = ++door->last_ticket;
-    ep_nng_rep_ticket ticket = slot->ticket;
+    door->slots[index] = (rep_slot){.request = taken_request, .ticket = ticket};
+    taken_request->bytes = NULL;
+    taken_request->from->refs++;
     door->slots_used++;
     pthread_mutex_unlock(&door->lock);
-    ep_buffer *bytes = taken_request->bytes;
     door->handler.on_request(door->handler.arg, index, ticket, bytes,
                              bytes == NULL ? &taken_request->error : NULL);
-    free(taken_request);
 }
 
 /* Lock held. False when too many wait. */
@@ -352,7 +344,6 @@ static bool enqueue_locked(ep_nng_rep_door *door, rep_request *request)
     if (door->stats.requests_waiting >= (uint64_t)door->limits.slots * WAITING_PER_SLOT ||
         request->from->waiting >= door->limits.slots ||
         door->waiting_bytes + bytes > 4 * door->limits.frame_bytes_max) {
-        door->stats.overloads++;
         return false;
     }
     *(door->last != NULL ? &door->last->next : &door->first) = request;
@@ -371,7 +362,7 @@ static void refuse_and_unlock(ep_nng_rep_door *door, rep_request *taken_request)
     from->refs++;
     pthread_mutex_unlock(&door->lock);
     if (door->handler.on_overload(door->handler.arg, taken_request->bytes, &reply)) {
-        send_reply(from, taken_request->ids, taken_request->ids_bytes, &reply);
+        send_reply(taken_request, &reply);
     } else {
         pthread_mutex_lock(&door->lock);
         conn_unref_and_unlock(from);
@@ -466,23 +457,20 @@ static void *door_main(void *arg)
 
 void ep_nng_rep_door_reply(ep_nng_rep_door *door, uint32_t index, const ep_nng_rep_reply *reply)
 {
-    rep_slot *slot = &door->slots[index];
-    uint8_t ids[SP_IDS_BYTES_MAX];
     pthread_mutex_lock(&door->lock);
-    EP_ASSERT(slot->from != NULL); /* each request is answered once */
-    rep_conn *to = slot->from;     /* its reference passes to the send */
-    size_t ids_bytes = slot->ids_bytes;
-    memcpy(ids, slot->ids, ids_bytes);
-    slot->from = NULL;
+    rep_request *request = door->slots[index].request;
+    EP_ASSERT(request != NULL); /* each request is answered once */
+    door->slots[index].request = NULL;
     door->slots_used--;
     door->notices++; /* keeps the door in use until the reply is queued */
     pthread_cond_signal(&door->work);
     if (reply == NULL) {
-        conn_unref_and_unlock(to);
+        conn_unref_and_unlock(request->from);
     } else {
         pthread_mutex_unlock(&door->lock);
-        send_reply(to, ids, ids_bytes, reply);
+        send_reply(request, reply);
     }
+    request_free(request);
     pthread_mutex_lock(&door->lock);
     door->notices--;
     pthread_cond_broadcast(&door->idle);
@@ -611,14 +599,13 @@ ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_lim
         door_free(door);
         return err;
     }
-    ep_listener_url(door->listener, door->url, sizeof(door->url));
     *out_door = door;
     return EP_OK;
 }
 
 void ep_nng_rep_door_url(const ep_nng_rep_door *door, char *out_url, size_t bytes)
 {
-    snprintf(out_url, bytes, "%s", door->url);
+    ep_listener_url(door->listener, out_url, bytes);
 }
 
 ep_err ep_nng_rep_door_renew_tls(ep_nng_rep_door *door, ep_error *out_error)
@@ -628,8 +615,8 @@ ep_err ep_nng_rep_door_renew_tls(ep_nng_rep_door *door, ep_error *out_error)
 
 void ep_nng_rep_door_peer(ep_nng_rep_door *door, uint32_t slot, char *out_address, size_t bytes)
 {
-    ep_conn *conn = door->slots[slot].from->conn; /* the connection stays until the answer */
-    ep_conn_peer(conn, out_address, bytes);
+    /* both stay until the answer */
+    ep_conn_peer(door->slots[slot].request->from->conn, out_address, bytes);
 }
 
 void ep_nng_rep_door_read_stats(ep_nng_rep_door *door, ep_nng_rep_stats *out_stats)

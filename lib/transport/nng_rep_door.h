@@ -43,9 +43,9 @@ typedef struct ep_nng_rep_reply {
 
 typedef struct ep_nng_rep_handler {
     /*
-     * A request: its bytes in a 64-byte aligned buffer; or NULL with the reason, when the pool has
-     * no buffer. Each request must be answered exactly once with ep_nng_rep_door_reply, now or
-     * later.
+     * A request: its bytes in a 64-byte aligned buffer; or NULL with the reason, valid until the
+     * answer, when the pool has no buffer. Each request must be answered exactly once with
+     * ep_nng_rep_door_reply, now or later.
      */
     void (*on_request)(void *arg, uint32_t slot, ep_nng_rep_ticket ticket, ep_buffer *taken_bytes,
                        const ep_error *error);
@@ -76,7 +76,6 @@ typedef struct ep_nng_rep_stats {
     uint64_t connections;      /* now */
     uint64_t requests_held;    /* requests now in slots */
     uint64_t requests_waiting; /* now */
-    uint64_t overloads;        /* requests beyond the queue */
     uint64_t replies_dropped;  /* the caller was gone, or did not read */
     uint64_t sends_queued;     /* now */
     uint64_t bytes_received;
@@ -87,7 +86,7 @@ typedef struct ep_nng_rep_stats {
 ep_err ep_nng_rep_door_open(const ep_lane_address *address, const ep_nng_rep_limits *limits,
                             const ep_nng_rep_handler *handler, ep_nng_rep_door **out_door,
                             ep_error *out_error);
-/* The address with its real port. */
+/* The address with its real port; only before _stop. */
 void ep_nng_rep_door_url(const ep_nng_rep_door *door, char *out_url, size_t bytes);
 /* As ep_lane_ops.listener_renew_tls; not concurrent with _stop. */
 ep_err ep_nng_rep_door_renew_tls(ep_nng_rep_door *door, ep_error *out_error);
