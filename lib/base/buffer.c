@@ -49,18 +49,13 @@ ep_err ep_buffer_pool_create(size_t limit_bytes, size_t keep_bytes, ep_buffer_po
     return EP_OK;
 }
 
-static void buffer_free(ep_buffer *buffer)
-{
-    free(buffer->data);
-    free(buffer);
-}
-
 static void free_all(ep_buffer *buffers)
 {
     while (buffers != NULL) {
         ep_buffer *buffer = buffers;
         buffers = buffer->next;
-        buffer_free(buffer);
+        free(buffer->data);
+        free(buffer);
     }
 }
 
@@ -331,26 +326,27 @@ static ep_buffer *evict(ep_buffer_pool *pool, size_t capacity)
     return evicted;
 }
 
-/* Discharges, and keeps the buffer if allowed. True when the pool itself must be freed. */
-static bool give_back(ep_buffer_pool *pool, size_t charge, ep_buffer *buffer, bool *out_kept)
+/* Discharges a pool without a parent, which keeps the buffer if it may. */
+static void give_back(ep_buffer_pool *pool, ep_buffer *buffer)
 {
-    ep_buffer *evicted = NULL;
-    size_t capacity = buffer != NULL ? buffer->capacity_bytes : 0;
+    size_t capacity = buffer->capacity_bytes;
     pthread_mutex_lock(&pool->lock);
-    pool->stats.lent_bytes -= charge;
-    if (buffer != NULL) {
-        evicted = evict(pool, capacity);
-    }
-    *out_kept = buffer != NULL && pool->stats.kept_bytes + capacity <= pool->keep_bytes;
-    if (*out_kept) {
+    pool->stats.lent_bytes -= buffer->charged_bytes;
+    ep_buffer *unkept = evict(pool, capacity);
+    if (pool->stats.kept_bytes + capacity <= pool->keep_bytes) {
         buffer->next = pool->free_lists[buffer->class_index];
         pool->free_lists[buffer->class_index] = buffer;
         pool->stats.kept_bytes += capacity;
+    } else {
+        buffer->next = unkept;
+        unkept = buffer;
     }
     bool last = --pool->holders == 0;
     pthread_mutex_unlock(&pool->lock);
-    free_all(evicted);
-    return last;
+    free_all(unkept);
+    if (last) {
+        pool_free(pool);
+    }
 }
 
 /* Acquires from a pool without a parent. */
@@ -362,10 +358,8 @@ static ep_err acquire_root(ep_buffer_pool *pool, uint32_t class_index, size_t ch
     if (err == EP_OK && buffer == NULL) {
         err = buffer_create(class_bytes(class_index), class_index, &buffer);
         if (err != EP_OK) {
-            bool kept;
-            if (give_back(pool, charge, NULL, &kept)) {
-                pool_free(pool);
-            }
+            discharge_one(pool, charge);
+            pool_unhold(pool);
             return err;
         }
         buffer->charged_bytes = charge;
@@ -401,7 +395,7 @@ static ep_err acquire(ep_buffer_pool *pool, uint32_t class_index, size_t charge,
 
 static size_t arriving_charge(size_t bytes, size_t have_bytes)
 {
-    size_t capacity = class_bytes(class_of(bytes));
+    size_t capacity = ep_buffer_class_bytes(bytes);
     size_t charge = EP_BUFFER_ARRIVING_BYTES;
     while (charge < capacity && charge < EP_BUFFER_ARRIVING_STEPS * have_bytes) {
         charge *= EP_BUFFER_ARRIVING_STEPS;
@@ -413,7 +407,9 @@ static ep_err acquire_charged(ep_buffer_pool *pool, size_t bytes, size_t charge,
                               ep_buffer **out_buffer)
 {
     ep_buffer *buffer = NULL;
-    ep_err err = acquire(pool, class_of(bytes), charge, &buffer);
+    uint32_t class_index = class_of(bytes);
+    ep_err err = class_index == CLASS_COUNT ? EP_ERR_RESOURCE_EXHAUSTED
+                                            : acquire(pool, class_index, charge, &buffer);
     if (err != EP_OK) {
         return err;
     }
@@ -427,26 +423,19 @@ static ep_err acquire_charged(ep_buffer_pool *pool, size_t bytes, size_t charge,
 
 ep_err ep_buffer_acquire(ep_buffer_pool *pool, size_t bytes, ep_buffer **out_buffer)
 {
-    uint32_t class_index = class_of(bytes);
-    if (class_index >= CLASS_COUNT) {
-        return EP_ERR_RESOURCE_EXHAUSTED;
-    }
-    return acquire_charged(pool, bytes, class_bytes(class_index), out_buffer);
+    return acquire_charged(pool, bytes, ep_buffer_class_bytes(bytes), out_buffer);
 }
 
 ep_err ep_buffer_acquire_arriving(ep_buffer_pool *pool, size_t bytes, size_t have_bytes,
                                   ep_buffer **out_buffer)
 {
-    if (class_of(bytes) >= CLASS_COUNT) {
-        return EP_ERR_RESOURCE_EXHAUSTED;
-    }
     return acquire_charged(pool, bytes, arriving_charge(bytes, have_bytes), out_buffer);
 }
 
 ep_err ep_buffer_recharge(ep_buffer *buffer, size_t have_bytes)
 {
     size_t charge = arriving_charge(buffer->bytes, have_bytes);
-    if (have_bytes == buffer->bytes || charge >= class_bytes(class_of(buffer->bytes))) {
+    if (have_bytes == buffer->bytes || charge >= ep_buffer_class_bytes(buffer->bytes)) {
         charge = buffer->capacity_bytes;
     }
     if (charge > buffer->charged_bytes) {
@@ -485,22 +474,14 @@ void ep_buffer_unref(ep_buffer *buffer)
         return;
     }
     ep_buffer_pool *pool = buffer->pool;
-    size_t charge = buffer->charged_bytes;
-    bool kept;
     while (pool->parent != NULL) {
         /* the root counts this buffer as a holder, which keeps it alive */
         ep_buffer_pool *parent = pool->parent;
-        discharge_one(pool, charge);
+        discharge_one(pool, buffer->charged_bytes);
         pool_unhold(pool);
         pool = parent;
     }
-    bool last = give_back(pool, charge, buffer, &kept);
-    if (!kept) {
-        buffer_free(buffer);
-    }
-    if (last) {
-        pool_free(pool);
-    }
+    give_back(pool, buffer);
 }
 
 void ep_buffer_pool_read_stats(ep_buffer_pool *pool, ep_buffer_pool_stats *out_stats)

@@ -111,13 +111,7 @@ ep_err ep_error_prefix(ep_error *error, ep_err code, const char *format, ...)
     va_end(args);
 
     size_t used = strlen(error->text);
-    for (const char *part = ": "; *part != 0 && used + 1 < sizeof(error->text); part++) {
-        error->text[used++] = *part;
-    }
-    for (const char *p = cause; *p != 0 && used + 1 < sizeof(error->text); p++) {
-        error->text[used++] = *p;
-    }
-    error->text[used] = 0;
+    snprintf(error->text + used, sizeof(error->text) - used, ": %s", cause);
     return error->code;
 }
 

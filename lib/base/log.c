@@ -33,14 +33,14 @@ bool ep_log_enabled(ep_log_level level)
     return (int)level <= atomic_load_explicit(&log_level, memory_order_relaxed);
 }
 
-static size_t put_time(char *out, size_t bytes)
+static void put_time(char *out, size_t bytes)
 {
     struct timespec now;
     struct tm parts;
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &parts);
     size_t n = strftime(out, bytes, "%Y-%m-%dT%H:%M:%S", &parts);
-    return n + (size_t)snprintf(out + n, bytes - n, ".%03ldZ", now.tv_nsec / 1000000);
+    snprintf(out + n, bytes - n, ".%03ldZ", now.tv_nsec / 1000000);
 }
 
 typedef struct log_line {
