@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define NO_NODE UINT32_MAX
 #define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
 
 typedef Expertd__V1__PlacementSnapshot snapshot_message;
@@ -23,12 +24,8 @@ static bool set_string(char **field, const char *text)
     if (text[0] == '\0') {
         return true;
     }
-    char *copy = strdup(text);
-    if (copy == NULL) {
-        return false;
-    }
-    *field = copy;
-    return true;
+    *field = strdup(text);
+    return *field != NULL;
 }
 
 static bool copy_u32(const uint32_t *values, size_t count, size_t *out_count, uint32_t **out_values)
@@ -229,11 +226,6 @@ typedef struct {
     uint32_t index;
 } id_entry;
 
-typedef struct {
-    id_entry *entries;
-    uint32_t count;
-} id_index;
-
 static int compare_entries(const void *a, const void *b)
 {
     uint32_t x = ((const id_entry *)a)->node_id;
@@ -241,17 +233,12 @@ static int compare_entries(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static bool find_node(const id_index *ids, uint32_t node_id, uint32_t *out_index)
+/* The index of a node; NO_NODE: it is not listed. */
+static uint32_t find_node(const ep_routing_table *table, const id_entry *ids, uint32_t node_id)
 {
-    id_entry key = {node_id, 0};
-    const id_entry *found =
-        ids->count == 0 ? NULL
-                        : bsearch(&key, ids->entries, ids->count, sizeof(key), compare_entries);
-    if (found == NULL) {
-        return false;
-    }
-    *out_index = found->index;
-    return true;
+    const id_entry key = {node_id, 0};
+    const id_entry *found = bsearch(&key, ids, table->nodes_count, sizeof(key), compare_entries);
+    return found != NULL ? found->index : NO_NODE;
 }
 
 static ep_err get_string(const char *what, const char *text, size_t capacity_bytes, char *out,
@@ -266,36 +253,30 @@ static ep_err get_string(const char *what, const char *text, size_t capacity_byt
     return EP_OK;
 }
 
-static ep_err decode_nodes(const snapshot_message *snapshot, ep_routing_table *table, id_index *ids,
+static ep_err decode_nodes(const snapshot_message *snapshot, ep_routing_table *table, id_entry *ids,
                            ep_error *out_error)
 {
     for (uint32_t n = 0; n < table->nodes_count; n++) {
         const Expertd__V1__NodeEntry *message = snapshot->nodes[n];
         ep_routing_node *node = &table->nodes[n];
-        ep_err err =
-            get_string("a node's name", message->name, sizeof(node->name), node->name, out_error);
-        if (err == EP_OK) {
-            err = get_string("a node's url", message->url, sizeof(node->url), node->url, out_error);
-        }
-        if (err == EP_OK) {
-            err = get_string("a node's host", message->host, sizeof(node->host), node->host,
-                             out_error);
-        }
-        if (err != EP_OK) {
+        ep_err err;
+        if ((err = get_string("a node's name", message->name, sizeof(node->name), node->name,
+                              out_error)) != EP_OK ||
+            (err = get_string("a node's url", message->url, sizeof(node->url), node->url,
+                              out_error)) != EP_OK ||
+            (err = get_string("a node's host", message->host, sizeof(node->host), node->host,
+                              out_error)) != EP_OK) {
             return err;
         }
         node->node_id = message->node_id;
-        ids->entries[n] = (id_entry){message->node_id, n};
+        ids[n] = (id_entry){message->node_id, n};
     }
-    ids->count = table->nodes_count;
-    if (ids->count > 0) {
-        qsort(ids->entries, ids->count, sizeof(*ids->entries), compare_entries);
-    }
+    qsort(ids, table->nodes_count, sizeof(*ids), compare_entries);
     return EP_OK;
 }
 
 static ep_err decode_model(const model_message *message, ep_routing_table *table, uint32_t index,
-                           const id_index *ids, ep_error *out_error)
+                           const id_entry *ids, ep_error *out_error)
 {
     if (message->n_numerics > table->nodes_count) {
         return BAD("model %s of the snapshot has %zu numerics ids: allowed up to %" PRIu32
@@ -330,8 +311,8 @@ static ep_err decode_model(const model_message *message, ep_routing_table *table
                          model->numerics[i], out_error);
     }
     for (size_t i = 0; i < message->n_node_ids && err == EP_OK; i++) {
-        uint32_t node;
-        if (!find_node(ids, message->node_ids[i], &node)) {
+        const uint32_t node = find_node(table, ids, message->node_ids[i]);
+        if (node == NO_NODE) {
             return BAD("model %s of the snapshot is served by node id %" PRIu32
                        ", which is not listed",
                        message->name, message->node_ids[i]);
@@ -345,8 +326,8 @@ static ep_err decode_model(const model_message *message, ep_routing_table *table
     return err;
 }
 
-static ep_err decode_copies(const layer_message *message, const id_index *ids,
-                            ep_routing_layer *layer, ep_error *out_error)
+static ep_err decode_copies(const layer_message *message, const ep_routing_table *table,
+                            const id_entry *ids, ep_routing_layer *layer, ep_error *out_error)
 {
     uint32_t experts = layer->shape.experts + layer->shape.shared_experts;
     memcpy(layer->offsets, message->offsets, ((size_t)experts + 1) * sizeof(*layer->offsets));
@@ -356,7 +337,8 @@ static ep_err decode_copies(const layer_message *message, const id_index *ids,
                    message->model, message->layer, layer->offsets[experts], message->n_node_ids);
     }
     for (size_t i = 0; i < message->n_node_ids; i++) {
-        if (!find_node(ids, message->node_ids[i], &layer->copies[i])) {
+        layer->copies[i] = find_node(table, ids, message->node_ids[i]);
+        if (layer->copies[i] == NO_NODE) {
             return BAD("model %s, layer %" PRIu32 ": a copy is on node id %" PRIu32
                        ", which is not listed",
                        message->model, message->layer, message->node_ids[i]);
@@ -394,7 +376,7 @@ ep_layer_shape ep_layer_shape_of(const Expertd__V1__LayerInfo *info)
 }
 
 static ep_err decode_layer(const layer_message *message, ep_routing_table *table, uint32_t index,
-                           const id_index *ids, ep_error *out_error)
+                           const id_entry *ids, ep_error *out_error)
 {
     const ep_layer_shape shape = {
         .layer = message->layer,
@@ -434,7 +416,7 @@ static ep_err decode_layer(const layer_message *message, ep_routing_table *table
         return ep_error_set(out_error, err, "no memory for layer %" PRIu32 " of the snapshot",
                             message->layer);
     }
-    return decode_copies(message, ids, &table->layers[index], out_error);
+    return decode_copies(message, table, ids, &table->layers[index], out_error);
 }
 
 /* Comes after the table's own checksum. A damaged policy refuses the table too, since clients would
@@ -477,7 +459,7 @@ static ep_err decode_policy(const Expertd__V1__CallerPolicy *message, ep_routing
     return EP_OK;
 }
 
-static ep_err decode_parts(const snapshot_message *snapshot, ep_routing_table *table, id_index *ids,
+static ep_err decode_parts(const snapshot_message *snapshot, ep_routing_table *table, id_entry *ids,
                            ep_error *out_error)
 {
     ep_err err =
@@ -516,20 +498,19 @@ ep_err ep_placement_decode(const Expertd__V1__PlacementSnapshot *snapshot,
                    EP_MODELS_MAX, EP_TABLE_LAYERS_MAX);
     }
     ep_routing_table *table = NULL;
-    id_index ids = {.entries = calloc(snapshot->n_nodes + 1, sizeof(id_entry))};
-    ep_err err =
-        ids.entries == NULL
-            ? EP_ERR_NO_MEMORY
-            : ep_routing_table_create((uint32_t)snapshot->n_nodes, (uint32_t)snapshot->n_models,
-                                      (uint32_t)snapshot->n_layers, &table);
+    id_entry *ids = calloc(snapshot->n_nodes + 1, sizeof(*ids));
+    ep_err err = ids == NULL ? EP_ERR_NO_MEMORY
+                             : ep_routing_table_create((uint32_t)snapshot->n_nodes,
+                                                       (uint32_t)snapshot->n_models,
+                                                       (uint32_t)snapshot->n_layers, &table);
     if (err != EP_OK) {
-        free(ids.entries);
+        free(ids);
         return ep_error_set(out_error, err, "no memory for a routing table");
     }
     table->epoch = (ep_epoch){snapshot->epoch->term, snapshot->epoch->number};
     table->decode_tokens_max = snapshot->decode_tokens_max;
-    err = decode_parts(snapshot, table, &ids, out_error);
-    free(ids.entries);
+    err = decode_parts(snapshot, table, ids, out_error);
+    free(ids);
     if (err != EP_OK) {
         ep_routing_table_unref(table);
         return err;
