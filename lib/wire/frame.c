@@ -39,6 +39,7 @@ _Static_assert(sizeof(fixed_part) == EP_FRAME_FIXED_BYTES && offsetof(fixed_part
 
 static const uint8_t magic[4] = {'E', 'P', 'D', '1'};
 
+/* a bit for each field, in the order of `names` */
 enum {
     USES_CALL_ID = 1 << 0,
     USES_ATTEMPT = 1 << 1,
@@ -46,12 +47,17 @@ enum {
     USES_STATUS = 1 << 3,
     USES_DEADLINE = 1 << 4,
     USES_SEQUENCE = 1 << 5,
-    USES_HEADER = 1 << 6, /* and payload_crc */
-    USES_TENSORS = 1 << 7
+    USES_CRC = 1 << 6,
+    USES_HEADER = 1 << 7,
+    USES_TENSORS = 1 << 8
 };
+static const char *const names[] = {"call_id",     "attempt",      "method_id",
+                                    "status",      "deadline_us",  "stream_sequence",
+                                    "payload_crc", "header_bytes", "tensor_bytes"};
 
 #define USES_CALL (USES_CALL_ID | USES_ATTEMPT | USES_METHOD_ID)
-#define USES_PAYLOAD (USES_HEADER | USES_TENSORS)
+#define USES_TEXT (USES_HEADER | USES_CRC)
+#define USES_PAYLOAD (USES_TEXT | USES_TENSORS)
 #define REPLY_FLAGS (EP_FRAME_FLAG_DRAINING | EP_FRAME_FLAG_END_OF_STREAM)
 
 static const struct kind_rule {
@@ -66,8 +72,8 @@ static const struct kind_rule {
     [EP_FRAME_CANCEL] = {"cancel", USES_CALL_ID | USES_ATTEMPT, EP_FRAME_FLAG_ANSWERED},
     [EP_FRAME_PING] = {"ping", USES_CALL_ID, EP_FRAME_FLAG_DRAINING},
     [EP_FRAME_PONG] = {"pong", USES_CALL_ID, EP_FRAME_FLAG_DRAINING},
-    [EP_FRAME_CREDIT] = {"credit", USES_HEADER, 0},
-    [EP_FRAME_GOODBYE] = {"goodbye", USES_STATUS | USES_HEADER, EP_FRAME_FLAG_DRAINING},
+    [EP_FRAME_CREDIT] = {"credit", USES_TEXT, 0},
+    [EP_FRAME_GOODBYE] = {"goodbye", USES_STATUS | USES_TEXT, EP_FRAME_FLAG_DRAINING},
 };
 
 const char *ep_frame_kind_name(ep_frame_kind kind)
@@ -84,37 +90,21 @@ static const char *wrong_field(const ep_frame *f)
     if ((f->flags & (uint16_t)~rule->flags) != 0) {
         return "flags";
     }
-    if ((rule->uses & USES_CALL_ID) == 0 && f->call_id != 0) {
-        return "call_id";
+    const unsigned given =
+        (f->call_id != 0 ? USES_CALL_ID : 0) | (f->attempt != 0 ? USES_ATTEMPT : 0) |
+        (f->method_id != 0 ? USES_METHOD_ID : 0) | (f->status != 0 ? USES_STATUS : 0) |
+        (f->deadline_us != 0 ? USES_DEADLINE : 0) | (f->stream_sequence != 0 ? USES_SEQUENCE : 0) |
+        (f->payload_crc != 0 ? USES_CRC : 0) | (f->header_bytes != 0 ? USES_HEADER : 0) |
+        (f->tensor_bytes != 0 ? USES_TENSORS : 0);
+    const unsigned wrong = given & ~rule->uses;
+    if (wrong != 0) {
+        return names[__builtin_ctz(wrong)];
     }
-    if ((rule->uses & USES_ATTEMPT) == 0 && f->attempt != 0) {
-        return "attempt";
-    }
-    if ((rule->uses & USES_METHOD_ID) == 0 && f->method_id != 0) {
-        return "method_id";
-    }
-    if (f->status > ((rule->uses & USES_STATUS) != 0 ? STATUS_MAX : 0)) {
+    if (f->status > STATUS_MAX) {
         return "status";
     }
-    if ((rule->uses & USES_DEADLINE) == 0 && f->deadline_us != 0) {
-        return "deadline_us";
-    }
-    if ((rule->uses & USES_SEQUENCE) == 0 && f->stream_sequence != 0) {
-        return "stream_sequence";
-    }
-    if ((rule->uses & USES_HEADER) == 0 && f->payload_crc != 0) {
-        return "payload_crc";
-    }
-    if ((rule->uses & USES_HEADER) == 0 && f->header_bytes != 0) {
-        return "header_bytes";
-    }
-    if (f->kind == EP_FRAME_CREDIT && f->header_bytes != EP_FRAME_CREDIT_BYTES) {
-        return "header_bytes";
-    }
-    if ((rule->uses & USES_TENSORS) == 0 && f->tensor_bytes != 0) {
-        return "tensor_bytes";
-    }
-    return NULL;
+    return f->kind == EP_FRAME_CREDIT && f->header_bytes != EP_FRAME_CREDIT_BYTES ? "header_bytes"
+                                                                                  : NULL;
 }
 
 void ep_frame_encode(const ep_frame *frame, uint8_t out[EP_FRAME_FIXED_BYTES])
