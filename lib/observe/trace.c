@@ -12,7 +12,6 @@
 #include "base/random.h"
 #include "base/thread.h"
 #include "observe/trace_provider.h"
-#include "observe/trace_spans_text.h"
 
 #define LIBRARY "libexpertd-trace.so.0"
 #define TIMEOUT_ENV "LTTNG_UST_REGISTER_TIMEOUT"

@@ -105,10 +105,6 @@ const char *ep_trace_process(void);
 uint64_t ep_trace_new_id(void);
 /* A new trace id, never none. */
 ep_trace_id ep_trace_new_trace(void);
-static inline bool ep_trace_id_is_none(ep_trace_id id)
-{
-    return id.high == 0 && id.low == 0;
-}
 
 /*
  * Reads a W3C traceparent (version 00, or a later one that begins the same way). False, with

@@ -7,7 +7,6 @@
 #include "observe/trace_probes.h"
 
 #include "observe/trace_provider.h"
-#include "observe/trace_spans_text.h"
 
 #define EP_TRACE_SPAN(name, step, on, what)                                                        \
     static void emit_##name##_begin(const ep_trace_fields *fields)                                 \

@@ -16,6 +16,13 @@ typedef struct ep_trace_provider {
     void (*emit[EP_TRACE_EVENTS])(const ep_trace_fields *fields);
 } ep_trace_provider;
 
+/* The names of all spans in one string: it differs in a library of another version. */
+#define EP_TRACE_SPAN(name, step, on, what) #name " "
+static const char ep_trace_spans_text[] =
+#include "observe/trace_spans.def"
+    ;
+#undef EP_TRACE_SPAN
+
 #define EP_TRACE_PROVIDER_NAME "ep_trace_provider_table"
 extern const ep_trace_provider *const ep_trace_provider_table;
 
