@@ -284,6 +284,32 @@ void ep_rpc_server_set_state(ep_rpc_server *server, const char *state)
     ep_rpc_health_set_state(&server->health, state);
 }
 
+static uint64_t unacked_bytes(ep_rpc_server *server)
+{
+    uint64_t bytes = 0;
+    /* The session stays in the list. Its reference is dropped without the lock, because its end
+     * takes the lock. */
+    ep_rpc_session *held = NULL;
+    pthread_mutex_lock(&server->lock);
+    for (ep_rpc_session *session = server->sessions; session != NULL; session = session->next) {
+        if (!ep_rpc_link_try_ref(&session->link)) {
+            continue; /* its connection is being released */
+        }
+        bytes += ep_conn_unacked(session->link.conn);
+        if (held != NULL) {
+            pthread_mutex_unlock(&server->lock);
+            ep_rpc_link_unref(&held->link);
+            pthread_mutex_lock(&server->lock);
+        }
+        held = session;
+    }
+    pthread_mutex_unlock(&server->lock);
+    if (held != NULL) {
+        ep_rpc_link_unref(&held->link);
+    }
+    return bytes;
+}
+
 void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_stats)
 {
     ep_rpc_server_stats *s = &server->stats;
@@ -304,9 +330,7 @@ void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_st
     for (size_t i = 0; i < EP_REFUSALS_COUNT; i++) {
         out_stats->refused[i] = __atomic_load_n(&server->audit.refused[i], __ATOMIC_RELAXED);
     }
-    /* The session stays in the list. Its reference is dropped without the lock, because its end
-     * takes the lock. */
-    ep_rpc_session *held = NULL;
+    /* under one lock: a session that ends adds its bytes to those above */
     for (ep_rpc_session *session = server->sessions; session != NULL; session = session->next) {
         uint64_t received = __atomic_load_n(&session->link.bytes_received, __ATOMIC_RELAXED);
         uint64_t sent = __atomic_load_n(&session->link.bytes_sent, __ATOMIC_RELAXED);
@@ -318,21 +342,9 @@ void ep_rpc_server_read_stats(ep_rpc_server *server, ep_rpc_server_stats *out_st
             out_stats->shm_bytes_sent += sent;
         }
         out_stats->sends_queued += ep_rpc_link_sends_in_flight(&session->link);
-        if (!ep_rpc_link_try_ref(&session->link)) {
-            continue; /* its connection is being released */
-        }
-        out_stats->unacked_bytes += ep_conn_unacked(session->link.conn);
-        if (held != NULL) {
-            pthread_mutex_unlock(&server->lock);
-            ep_rpc_link_unref(&held->link);
-            pthread_mutex_lock(&server->lock);
-        }
-        held = session;
     }
     pthread_mutex_unlock(&server->lock);
-    if (held != NULL) {
-        ep_rpc_link_unref(&held->link);
-    }
+    out_stats->unacked_bytes = unacked_bytes(server);
     ep_rpc_door_add_stats(server->door, out_stats);
 }
 
