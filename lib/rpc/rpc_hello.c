@@ -94,30 +94,23 @@ ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bo
     *out_refusal = EP_REFUSED_HELLO;
     ep_err err = ep_rpc_credentials_judge(common->credentials, roles, *out_role, hello->token,
                                           out_refusal, out_error);
-    if (err == EP_OK) {
-        err = check_versions(hello, out_error);
+    /* what the other side checks too */
+    if (err != EP_OK || (err = ep_rpc_hello_check_server(payload_crc, hello, out_error)) != EP_OK) {
+        return err;
     }
-    if (err == EP_OK) {
-        err = check_crc(payload_crc, hello, out_error);
+    if (strlen(hello->node) >= EP_NODE_NAME_BYTES) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "peer's node name has %zu bytes, allowed up to %d", strlen(hello->node),
+                            EP_NODE_NAME_BYTES - 1);
     }
-    if (err == EP_OK && strlen(hello->node) >= EP_NODE_NAME_BYTES) {
-        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                           "peer's node name has %zu bytes, allowed up to %d", strlen(hello->node),
-                           EP_NODE_NAME_BYTES - 1);
+    const size_t good = ep_text_printable_bytes(hello->node, false);
+    if (hello->node[good] != 0) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "peer's node name has byte 0x%02x at offset %zu, allowed UTF-8 without "
+                            "blanks and control characters",
+                            (unsigned char)hello->node[good], good);
     }
-    if (err == EP_OK) {
-        err = check_host(hello, out_error);
-    }
-    size_t good = ep_text_printable_bytes(hello->node, false);
-    if (err == EP_OK && hello->node[good] != 0) {
-        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                           "peer's node name has byte 0x%02x at offset %zu, allowed UTF-8 without "
-                           "blanks and control characters",
-                           (unsigned char)hello->node[good], good);
-    }
-    return err == EP_OK && role_err != EP_OK
-               ? ep_error_set(out_error, role_err, "%s", role_error.text)
-               : err;
+    return role_err == EP_OK ? EP_OK : ep_error_set(out_error, role_err, "%s", role_error.text);
 }
 
 ep_err ep_rpc_hello_check_server(bool payload_crc, const Expertd__V1__Hello *hello,
