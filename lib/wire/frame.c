@@ -179,14 +179,9 @@ ep_err ep_frame_check_header_bytes(const ep_frame *frame, size_t header_bytes_ma
     return EP_OK;
 }
 
-static ep_err check_lengths(const ep_frame *f, size_t frame_bytes_max, size_t header_bytes_max,
-                            ep_error *out_error)
+static ep_err check_lengths(const ep_frame *f, size_t frame_bytes_max, ep_error *out_error)
 {
     const char *kind = rules[f->kind].name;
-    ep_err err = ep_frame_check_header_bytes(f, header_bytes_max, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
     uint32_t offset = ep_frame_tensor_offset(f->header_bytes);
     if (f->tensor_offset != offset) {
         return ep_error_set(out_error, EP_ERR_PROTOCOL,
@@ -241,8 +236,8 @@ ep_err ep_frame_decode(const uint8_t bytes[EP_FRAME_FIXED_BYTES], size_t frame_b
                             "%s frame has a value in %s that its kind does not allow",
                             rules[f.kind].name, wrong);
     }
-    err = check_lengths(&f, frame_bytes_max, header_bytes_max, out_error);
-    if (err != EP_OK) {
+    if ((err = ep_frame_check_header_bytes(&f, header_bytes_max, out_error)) != EP_OK ||
+        (err = check_lengths(&f, frame_bytes_max, out_error)) != EP_OK) {
         return err;
     }
     if (out_frame != NULL) {

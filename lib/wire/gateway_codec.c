@@ -418,13 +418,6 @@ ep_err ep_gateway_request_fill(const ep_moe_args *args, const ep_gate_config *ga
     return err != EP_OK ? err : check_tensors(args, logits, header, out_error);
 }
 
-static void put(uint8_t *to, const void *data, int64_t stride_bytes, size_t rows, size_t row_bytes)
-{
-    for (size_t r = 0; r < rows; r++) {
-        memcpy(to + r * row_bytes, (const uint8_t *)data + (int64_t)r * stride_bytes, row_bytes);
-    }
-}
-
 void ep_gateway_request_pack(const ep_moe_args *args, const ep_gate_config *gate,
                              const ep_tensor *logits, const ep_gateway_layout *layout,
                              uint8_t *out_section)
@@ -445,8 +438,11 @@ void ep_gateway_request_pack(const ep_moe_args *args, const ep_gate_config *gate
         } else if (tensor->rank == 1) {
             memcpy(to, tensor->data, bytes);
         } else {
-            const size_t rows = (size_t)tensor->shape[0];
-            put(to, tensor->data, tensor->stride_bytes[0], rows, bytes / rows);
+            const size_t row_bytes = bytes / (size_t)tensor->shape[0];
+            for (int64_t r = 0; r < tensor->shape[0]; r++) {
+                memcpy(to + (size_t)r * row_bytes,
+                       (const uint8_t *)tensor->data + r * tensor->stride_bytes[0], row_bytes);
+            }
         }
     }
 }
