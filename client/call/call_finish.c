@@ -314,18 +314,21 @@ static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now
                          ep_error *error)
 {
     const ep_routing_model *model = &call->at.view->table->models[call->at.model_index];
-    const bool has_slots = frame != NULL && frame->slots_count > 0;
-    uint32_t expert = has_slots ? ep_call_expert(call, frame->slots[0]) : EP_NO_EXPERT;
-    uint64_t waited_us = (now_ns - call->state.begin_ns) / EP_NS_PER_US;
-    ep_err code = call->state.code;
-    char node[EP_NODE_NAME_BYTES] = "";
-    char copies[320] = "";
+    const ep_error *report = &call->state.last_error;
+    const uint32_t expert = ep_call_expert(call, frame->slots[0]);
+    const uint64_t waited_us = (now_ns - call->state.begin_ns) / EP_NS_PER_US;
+    const ep_err code = call->state.code;
+    const ep_peer *blamed = frame->link != NULL ? frame->link->peer : blamed_peer(call, expert);
+    const char *label = blamed != NULL ? ep_peer_label(blamed) : "";
+    char node[EP_NODE_NAME_BYTES];
     char last[256];
+    if (frame->link == NULL && report->code != EP_OK && report->node[0] != 0) {
+        label = report->node;
+    }
+    snprintf(node, sizeof(node), "%.*s", (int)sizeof(node) - 1, label);
     write_last_report(call, now_ns, last, sizeof(last));
-    if (frame != NULL && frame->link != NULL) {
+    if (frame->link != NULL) {
         char state[256];
-        snprintf(node, sizeof(node), "%.*s", (int)sizeof(node) - 1,
-                 ep_peer_label(frame->link->peer));
         ep_peer_link_describe(frame->link, now_ns, state, sizeof(state));
         ep_error_set(error, code,
                      "layer %" PRIu32 ", expert %" PRIu32
@@ -334,22 +337,15 @@ static void explain_wait(ep_call *call, const ep_call_frame *frame, uint64_t now
                      call->spec.layer, expert, model->name, model->version, node, waited_us, state,
                      code == EP_ERR_DEADLINE_EXCEEDED ? "" : last);
     } else {
-        snprintf(node, sizeof(node), "%s",
-                 call->state.last_error.code != EP_OK ? call->state.last_error.node : "");
-        if (expert != EP_NO_EXPERT) {
-            describe_copies(call, expert, now_ns, copies, sizeof(copies));
-            const ep_peer *blamed = blamed_peer(call, expert);
-            if (node[0] == 0 && blamed != NULL) {
-                snprintf(node, sizeof(node), "%.*s", (int)sizeof(node) - 1, ep_peer_label(blamed));
-            }
-        }
+        char copies[320];
+        describe_copies(call, expert, now_ns, copies, sizeof(copies));
         ep_error_set(error, code,
                      "layer %" PRIu32 ", expert %" PRIu32
                      " of model %.60s:%s: no live copy within %" PRIu64 " us (%s)%s",
                      call->spec.layer, expert, model->name, model->version, waited_us, copies,
                      last);
     }
-    error->expert = expert == EP_NO_EXPERT ? -1 : (int32_t)expert;
+    error->expert = (int32_t)expert;
     snprintf(error->node, sizeof(error->node), "%s", node);
 }
 
@@ -358,7 +354,7 @@ static void explain(ep_call *call, uint64_t now_ns, ep_error *error)
     const ep_call_frame *frame =
         call->state.blame < call->frames_count ? call->frames[call->state.blame] : NULL;
     bool at_deadline = now_ns >= call->state.deadline_ns && call->state.code != EP_ERR_CANCELLED;
-    if (at_deadline &&
+    if (at_deadline && frame != NULL && /* NULL: another cause, whatever the time */
         (call->state.code == EP_ERR_UNAVAILABLE || call->state.code == EP_ERR_DEADLINE_EXCEEDED ||
          call->state.code == EP_ERR_RESOURCE_EXHAUSTED)) {
         explain_wait(call, frame, now_ns, error);

@@ -88,3 +88,21 @@ Test(client_window_room, stays_a_calls_own_between_its_windows)
         batch_free(&small[i]);
     }
 }
+
+/* The wait for a node is no cause where none was asked. */
+Test(client_window_room, is_named_also_after_the_deadline)
+{
+    batch b;
+    ep_moe_result result = {.struct_bytes = sizeof(result)};
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 1);
+    batch_make(&b, &h, 1, 2, 1);
+    b.args.deadline_us = 1;
+    h.client->window_bytes = 1; /* another call's */
+    h.client->window_bytes_max = 1;
+    EXPECT_FAILS(ep_moe_forward(h.client, &b.args, &b.out_tensor, &result),
+                 EP_ERR_RESOURCE_EXHAUSTED, result.error, "reply rows of calls in flight need ");
+    cr_expect_null(strstr(result.error.text, "no live copy"), "%s", result.error.text);
+    h.client->window_bytes = 0;
+    batch_free(&b);
+    harness_close(&h);
+}
