@@ -144,21 +144,13 @@ ep_err ep_client_set_token(ep_client *client, const char *token, ep_error *out_e
 
 /* ---- questions ---- */
 
-/* Capped at half the range of a time. */
-static uint64_t deadline_after(uint64_t timeout_us)
-{
-    return ep_clock_now_ns() + (timeout_us > UINT64_MAX / 4 / EP_NS_PER_US
-                                    ? UINT64_MAX / 4
-                                    : timeout_us * EP_NS_PER_US);
-}
-
 ep_err ep_client_wait_ready(ep_client *client, uint64_t timeout_us, ep_error *out_error)
 {
     ep_err err = ep_client_enter(client, out_error);
     if (err != EP_OK) {
         return err;
     }
-    err = ep_cluster_wait_ready(client->cluster, deadline_after(timeout_us), out_error);
+    err = ep_cluster_wait_ready(client->cluster, ep_clock_after_us(timeout_us), out_error);
     ep_client_leave(client);
     return err;
 }
@@ -341,7 +333,7 @@ ep_err ep_client_ask_memory(ep_client *client, uint32_t index, uint64_t timeout_
         return err;
     }
     err = index < view->table->nodes_count
-              ? ask_memory(view, index, deadline_after(timeout_us), out_memory, out_error)
+              ? ask_memory(view, index, ep_clock_after_us(timeout_us), out_memory, out_error)
               : ep_error_set(out_error, EP_ERR_NOT_FOUND, "the table has %" PRIu32 " nodes",
                              view->table->nodes_count);
     leave_with_view(client, view);

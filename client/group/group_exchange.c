@@ -412,7 +412,7 @@ ep_err ep_group_op_begin(group_op *op, ep_group *group, const ep_group_call *cal
     op->call = call;
     op->own = (uint32_t)call->local_rank;
     op->deadline_us = ep_group_deadline_us(group, deadline_us);
-    op->deadline_ns = ep_clock_now_ns() + op->deadline_us * EP_NS_PER_US;
+    op->deadline_ns = ep_clock_after_us(op->deadline_us);
     op->wait_began_ns = 0;
     op->answered = false;
     op->taken = false;

@@ -571,7 +571,7 @@ ep_err ep_group_create(const ep_group_config *given, ep_group **out_group, ep_er
         return ep_error_set(out_error, err, "no memory for a group of %" PRIu32 " ranks",
                             config->world_size);
     }
-    uint64_t deadline_ns = ep_clock_now_ns() + config->deadline_us * EP_NS_PER_US;
+    uint64_t deadline_ns = ep_clock_after_us(config->deadline_us);
     if (group->rank == 0) {
         group->membership = ep_random_id();
     }

@@ -14,6 +14,8 @@
 
 /* CLOCK_MONOTONIC in nanoseconds. */
 uint64_t ep_clock_now_ns(void);
+/* The time so many microseconds from now; those that would not fit end after more than 100 years. */
+uint64_t ep_clock_after_us(uint64_t us);
 /* Waits for a condition, lock held, until a time of ep_clock_now_ns; EP_TIME_NEVER: no limit.
  * False: the time has come. Like every condition wait, it may also return without a reason. */
 bool ep_clock_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns);

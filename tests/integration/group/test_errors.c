@@ -774,12 +774,22 @@ static void others_go_on(void *arg, uint32_t rank, ep_group *group)
     rank_call_free(&call);
 }
 
+/* A deadline that no clock reaches. */
+static void for_ever(void *arg, uint32_t rank, ep_group *group)
+{
+    rank_call call;
+    rank_call_init(&call, arg, rank, 0);
+    expect_works(&call, rank, group);
+    rank_call_free(&call);
+}
+
 int main(void)
 {
     oracle_case cases[2];
     draw(&cases[0], 1);
     draw(&cases[1], 2);
     rank_threads_run("loopback", RANKS, 20000000, plans, &cases[0]);
+    rank_threads_run("loopback", RANKS, UINT64_MAX, for_ever, &cases[0]);
     old_membership(0, &cases[0]);
     rank_threads_run("loopback", RANKS, 20000000, small_expand_x, &cases[0]);
     rank_threads_run("loopback", RANKS, 20000000, pairs, cases);
