@@ -128,7 +128,7 @@ ep_err ep_group_call_check_plan(const ep_group_call *planned, const ep_group_cal
 /* Fills comm and comm_given. name NULL or "", "fullmesh", ... Errors: INVALID_ARGUMENT listing the
  * names. */
 ep_err ep_group_comm_parse(const char *name, ep_group_call *call, ep_error *out_error);
-/* The spelling as text; "(none)" for "". */
+/* The spelling as text. */
 const char *ep_group_comm_spelled(int64_t comm_given);
 
 #endif

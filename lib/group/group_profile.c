@@ -57,6 +57,12 @@ static ep_err one_of(const char *name, int64_t value, int64_t a, int64_t b, ep_e
 
 /* ---- always ---- */
 
+/* The largest BS: slot numbers fit 31 bits. */
+static int64_t most_tokens(const ep_group_call *call)
+{
+    return INT32_MAX / (call->top_k + call->shared_experts + 1);
+}
+
 static ep_err check_numbers(const ep_group_call *call, ep_error *out_error)
 {
     TRY(range("profile", call->profile, EP_GROUP_NATIVE, EP_GROUP_A3, " (0 native, 1 a2, 2 a3)",
@@ -73,8 +79,7 @@ static ep_err check_numbers(const ep_group_call *call, ep_error *out_error)
                   out_error));
     TRY(range("H", call->hidden, 1, EP_GROUP_HIDDEN_MAX, "", out_error));
     TRY(range("K", call->top_k, 1, EP_GROUP_TOP_K_MAX, "", out_error));
-    TRY(range("BS", call->tokens, 0, INT32_MAX / (call->top_k + call->shared_experts + 1), "",
-              out_error));
+    TRY(range("BS", call->tokens, 0, most_tokens(call), "", out_error));
     TRY(range("zero_expert_num", call->zero_experts, 0, INT32_MAX, "", out_error));
     TRY(range("copy_expert_num", call->copy_experts, 0, INT32_MAX, "", out_error));
     TRY(range("const_expert_num", call->const_experts, 0, INT32_MAX, "", out_error));
@@ -103,8 +108,9 @@ static ep_err check_layout(const ep_group_call *call, ep_error *out_error)
 
 static ep_err check_batch(const ep_group_call *call, ep_error *out_error)
 {
-    if (call->global_bs < 0 ||
-        (call->global_bs > 0 && call->global_bs < call->tokens * call->world_size)) {
+    TRY(range("global_bs", call->global_bs, 0, most_tokens(call) * call->world_size,
+              " (ep_world_size * the largest BS)", out_error));
+    if (call->global_bs != 0 && call->global_bs < call->tokens * call->world_size) {
         return BAD("global_bs is %" PRId64 ": allowed 0, or at least BS * ep_world_size = %" PRId64
                    " * %" PRId64,
                    call->global_bs, call->tokens, call->world_size);

@@ -257,6 +257,11 @@ Test(group_profile, a2_and_a3)
          "at least BS * ep_world_size"},
         {"global_bs no multiple", A2(.global_bs = 32 * 16 + 1), "global_bs", "is 513",
          "multiple of ep_world_size 16"},
+        {"largest global_bs", A2(.global_bs = INT32_MAX / 9 * (int64_t)16), PASSES},
+        {"global_bs too large", A2(.global_bs = (INT32_MAX / 9 + 1) * (int64_t)16), "global_bs",
+         "is 3817748720", "0..3817748704"},
+        {"global_bs beyond all", A2(.global_bs = INT64_MAX - 15), "global_bs",
+         "is 9223372036854775792", "0..3817748704"},
     };
     for (size_t i = 0; i < COUNT(rows); i++) {
         ep_group_call call = rows[i].call;
