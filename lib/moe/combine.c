@@ -58,10 +58,12 @@ static token_scratch split_scratch(float *scratch, uint32_t hidden)
     return (token_scratch){scratch, scratch + row, scratch + 2 * row, scratch + 3 * row, false};
 }
 
-static void add_plain(const float *restrict row, size_t n, float *restrict acc)
+static void add_floats(const float *row, bool weighted, float weight, size_t n, float *acc)
 {
-    for (size_t i = 0; i < n; i++) {
-        acc[i] = acc[i] + row[i];
+    if (weighted) {
+        ep_floats_add_weighted(row, weight, n, acc);
+    } else {
+        ep_floats_add(row, n, acc);
     }
 }
 
@@ -148,11 +150,7 @@ static void add_quantized(const ep_batch *batch, const int8_t *row, const uint8_
     for (size_t done = 0; done < batch->hidden; done += QUANT_PIECE, scales += piece_scale_bytes) {
         size_t n = batch->hidden - done < QUANT_PIECE ? batch->hidden - done : QUANT_PIECE;
         ep_row_dequantize_i8_blocks(row + done, scales, batch->wire_dtype, n, wide);
-        if (weighted) {
-            ep_floats_add_weighted(wide, weight, n, s->acc + done);
-        } else {
-            add_plain(wide, n, s->acc + done);
-        }
+        add_floats(wide, weighted, weight, n, s->acc + done);
     }
 }
 
@@ -184,11 +182,7 @@ static void add_expert_row(const ep_batch *batch, sent_row sent, bool weighted, 
     }
     if (repairs(batch)) {
         widen_repaired(batch, sent, s->row);
-        if (weighted) {
-            ep_floats_add_weighted(s->row, weight, batch->hidden, s->acc);
-        } else {
-            add_plain(s->row, batch->hidden, s->acc);
-        }
+        add_floats(s->row, weighted, weight, batch->hidden, s->acc);
         return;
     }
     if (sent.scales != NULL) {
@@ -200,7 +194,7 @@ static void add_expert_row(const ep_batch *batch, sent_row sent, bool weighted, 
         return;
     }
     ep_row_widen(row, batch->wire_dtype, batch->hidden, s->row);
-    add_plain(s->row, batch->hidden, s->acc);
+    ep_floats_add(s->row, batch->hidden, s->acc);
 }
 
 static void combine_token(const ep_batch *batch, const ep_layer_shape *shape, const sent_rows *rows,
@@ -232,7 +226,7 @@ static void combine_token(const ep_batch *batch, const ep_layer_shape *shape, co
     }
     if (batch->shared_source == EP_SHARED_CALLER) {
         ep_row_widen(ep_rows_at(&batch->shared, token), batch->shared.dtype, batch->hidden, s->row);
-        add_plain(s->row, batch->hidden, s->acc);
+        ep_floats_add(s->row, batch->hidden, s->acc);
     }
 }
 

@@ -98,6 +98,13 @@ static void add_weighted_bf16(const uint8_t *restrict row, float weight, size_t 
     }
 }
 
+void ep_floats_add(const float *restrict row, size_t n, float *restrict acc)
+{
+    for (size_t i = 0; i < n; i++) {
+        acc[i] = acc[i] + row[i];
+    }
+}
+
 void ep_floats_add_weighted(const float *restrict row, float weight, size_t n, float *restrict acc)
 {
     for (size_t i = 0; i < n; i++) {

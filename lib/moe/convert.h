@@ -22,6 +22,7 @@ bool ep_dtype_is_float(ep_dtype dtype);
 
 void ep_row_widen(const void *row, ep_dtype dtype, size_t n, float *out);
 void ep_row_narrow(const float *row, size_t n, ep_dtype dtype, void *out);
+void ep_floats_add(const float *row, size_t n, float *acc);
 /* acc[i] = acc[i] + weight * row[i], in f32, product and sum rounded separately. */
 void ep_floats_add_weighted(const float *row, float weight, size_t n, float *acc);
 /* The same for any type. wide: room for n floats. */

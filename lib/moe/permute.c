@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/struct_size.h"
+#include "moe/convert.h"
 #include "moe/flow.h"
 #include "moe/row_stream.h"
 
@@ -34,14 +35,6 @@ static uint64_t row_end(const ep_permute_config *config)
     return config->row_end == 0 || config->row_end > slots ? slots : config->row_end;
 }
 
-static ep_err check_range(const char *name, uint64_t value, uint64_t min, uint64_t max,
-                          ep_error *out_error)
-{
-    return value >= min && value <= max
-               ? EP_OK
-               : BAD("%s is %" PRIu64 ": allowed %" PRIu64 "..%" PRIu64, name, value, min, max);
-}
-
 static ep_err take_config(const ep_permute_config *given, ep_permute_config *config,
                           ep_error *out_error)
 {
@@ -49,39 +42,38 @@ static ep_err take_config(const ep_permute_config *given, ep_permute_config *con
     ep_err err =
         ep_struct_in("the configuration", given, EP_STRUCT_UPTO(ep_permute_config, experts), config,
                      sizeof(*config), out_error);
-    err = err != EP_OK ? err : check_range("tokens", config->tokens, 0, EP_TOKENS_MAX, out_error);
-    err = err != EP_OK ? err : check_range("top_k", config->top_k, 1, EP_TOP_K_MAX, out_error);
-    err = err != EP_OK ? err : check_range("hidden", config->hidden, 1, EP_HIDDEN_MAX, out_error);
-    err =
-        err != EP_OK ? err : check_range("experts", config->experts, 1, EP_EXPERTS_MAX, out_error);
-    err = err != EP_OK
-              ? err
-              : check_range("expert_end", expert_end(config), 1, config->experts, out_error);
-    err = err != EP_OK ? err
-                       : check_range("expert_begin", config->expert_begin, 0,
-                                     expert_end(config) - 1, out_error);
-    if (err == EP_OK && config->drop == EP_PERMUTE_DROP_PAD) {
-        err = check_range("capacity", config->capacity, 1, CAPACITY_MAX, out_error);
-        err = err != EP_OK ? err
-                           : check_range("rows of all experts",
-                                         (uint64_t)(expert_end(config) - config->expert_begin) *
-                                             config->capacity,
-                                         1, INT32_MAX, out_error);
-    } else if (err == EP_OK) {
-        err =
-            check_range("drop", config->drop, EP_PERMUTE_DROPLESS, EP_PERMUTE_DROP_PAD, out_error);
-        err = err != EP_OK
-                  ? err
-                  : check_range("row_begin", config->row_begin, 0, row_end(config), out_error);
+    if (err != EP_OK) {
+        return err;
     }
-    err = err != EP_OK ? err
-                       : check_range("counts", config->counts, 0, EP_PERMUTE_CUMULATIVE, out_error);
-    if (err == EP_OK && config->dtype != EP_DTYPE_F32 && config->dtype != EP_DTYPE_BF16 &&
-        config->dtype != EP_DTYPE_F16 && config->dtype != EP_DTYPE_I8) {
+    const bool pads = config->drop == EP_PERMUTE_DROP_PAD;
+    const uint32_t capacity = pads ? config->capacity : 1; /* otherwise not used, like row_begin */
+    const uint32_t end = expert_end(config);
+    const struct {
+        const char *name;
+        uint64_t value, min, max;
+    } fields[] = {
+        {"tokens", config->tokens, 0, EP_TOKENS_MAX},
+        {"top_k", config->top_k, 1, EP_TOP_K_MAX},
+        {"hidden", config->hidden, 1, EP_HIDDEN_MAX},
+        {"experts", config->experts, 1, EP_EXPERTS_MAX},
+        {"expert_end", end, 1, config->experts},
+        {"expert_begin", config->expert_begin, 0, (uint64_t)end - 1},
+        {"capacity", capacity, 1, CAPACITY_MAX},
+        {"rows of all experts", (uint64_t)(end - config->expert_begin) * capacity, 1, INT32_MAX},
+        {"drop", config->drop, EP_PERMUTE_DROPLESS, EP_PERMUTE_DROP_PAD},
+        {"row_begin", pads ? 0 : config->row_begin, 0, row_end(config)},
+        {"counts", config->counts, 0, EP_PERMUTE_CUMULATIVE}};
+    for (size_t i = 0; i < EP_ARRAY_COUNT(fields); i++) {
+        if (fields[i].value < fields[i].min || fields[i].value > fields[i].max) {
+            return BAD("%s is %" PRIu64 ": allowed %" PRIu64 "..%" PRIu64, fields[i].name,
+                       fields[i].value, fields[i].min, fields[i].max);
+        }
+    }
+    if (config->dtype != EP_DTYPE_I8 && !ep_dtype_is_float(config->dtype)) {
         return BAD("dtype is %s (%d): allowed bf16, f16, f32, i8", ep_dtype_name(config->dtype),
                    (int)config->dtype);
     }
-    return err;
+    return EP_OK;
 }
 
 uint64_t ep_permute_rows_max(const ep_permute_config *given)

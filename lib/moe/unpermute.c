@@ -86,20 +86,6 @@ static const void *row_at(const void *rows, size_t index, size_t hidden, ep_dtyp
     return (const uint8_t *)rows + index * hidden * ep_dtype_bytes(dtype);
 }
 
-static void add(float *restrict sum, const float *restrict row, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        sum[i] = sum[i] + row[i];
-    }
-}
-
-static void add_weighted(float *restrict sum, const float *restrict row, float weight, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        sum[i] = sum[i] + weight * row[i];
-    }
-}
-
 /* weight * (row + bias), each rounded; a missing row is 0. */
 static void add_biased(const ep_unpermute_args *a, bool has_row, size_t expert, float weight,
                        float *restrict sum, float *restrict wide)
@@ -131,7 +117,7 @@ static void add_slot(const ep_unpermute_args *a, uint32_t token, uint32_t k, flo
     if (a->bias != NULL && a->ids[by_token] >= 0 && a->ids[by_token] < (int32_t)a->experts) {
         add_biased(a, row >= 0, (size_t)a->ids[by_token], weight, sum, wide);
     } else if (row >= 0 && a->bias == NULL) {
-        add_weighted(sum, wide, weight, a->hidden);
+        ep_floats_add_weighted(wide, weight, a->hidden, sum);
     }
 }
 
@@ -141,7 +127,7 @@ static void add_extra(const ep_unpermute_args *a, const void *rows, uint32_t tok
     ep_dtype dtype = a->dtype == EP_DTYPE_I8 ? EP_DTYPE_F32 : a->dtype;
     if (rows != NULL) {
         ep_row_widen(row_at(rows, token, a->hidden, dtype), dtype, a->hidden, wide);
-        add(sum, wide, a->hidden);
+        ep_floats_add(wide, a->hidden, sum);
     }
 }
 
