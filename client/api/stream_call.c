@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/queue.h>
 #include <time.h>
 
 #include "base/check.h"
@@ -33,7 +34,7 @@ typedef struct reports {
     uint32_t users;
     pthread_t thread;
     bool stopping;
-    struct reports *next;
+    LIST_ENTRY(reports) entry;
 } reports;
 
 struct ep_stream_call {
@@ -53,14 +54,14 @@ struct ep_stream_call {
     uint64_t run; /* number of the run, passed to the callback */
     bool is_cancelled;
     ep_error error;
-    ep_stream_call *next;
+    LIST_ENTRY(ep_stream_call) entry;
 };
 
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* phases; stopping */
-    ep_stream_call *calls;
-    reports *reports;
+    LIST_HEAD(, ep_stream_call) calls;
+    LIST_HEAD(, reports) reports;
     uint64_t runs;
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
@@ -164,7 +165,7 @@ static void on_copied(void *arg)
 {
     const uint64_t run = (uint64_t)(uintptr_t)arg;
     pthread_mutex_lock(&all.lock);
-    for (ep_stream_call *s = all.calls; s != NULL; s = s->next) {
+    for (ep_stream_call *s = LIST_FIRST(&all.calls); s != NULL; s = LIST_NEXT(s, entry)) {
         if (s->run == run && s->phase == PHASE_ENQUEUED) {
             s->phase = PHASE_COPIED;
         }
@@ -175,7 +176,7 @@ static void on_copied(void *arg)
 /* Lock held. Finds runs of a lost device, which sends no callback. */
 static void look_for_loss(const reports *r)
 {
-    for (ep_stream_call *s = all.calls; s != NULL; s = s->next) {
+    for (ep_stream_call *s = LIST_FIRST(&all.calls); s != NULL; s = LIST_NEXT(s, entry)) {
         ep_acl_event_status status = 0;
         ep_error error;
         if (s->reports == r && s->phase == PHASE_ENQUEUED &&
@@ -190,9 +191,9 @@ static void look_for_loss(const reports *r)
 /* Lock held. */
 static ep_stream_call *take_copied(const reports *r)
 {
-    ep_stream_call *s = all.calls;
+    ep_stream_call *s = LIST_FIRST(&all.calls);
     while (s != NULL && (s->reports != r || s->phase != PHASE_COPIED)) {
-        s = s->next;
+        s = LIST_NEXT(s, entry);
     }
     if (s != NULL) {
         s->phase = PHASE_STARTING;
@@ -235,9 +236,9 @@ static ep_err reports_acquire(const ep_stage *stage, reports **out_reports, ep_e
 {
     sigset_t blocked;
     sigset_t old;
-    reports *r = all.reports;
+    reports *r = LIST_FIRST(&all.reports);
     while (r != NULL && r->stage.context != stage->context) {
-        r = r->next;
+        r = LIST_NEXT(r, entry);
     }
     if (r == NULL) {
         r = calloc(1, sizeof(*r));
@@ -255,8 +256,7 @@ static ep_err reports_acquire(const ep_stage *stage, reports **out_reports, ep_e
             return ep_error_set(out_error, EP_ERR_IO, "no thread for callbacks of device %" PRId32,
                                 stage->device);
         }
-        r->next = all.reports;
-        all.reports = r;
+        LIST_INSERT_HEAD(&all.reports, r, entry);
     }
     r->users++;
     *out_reports = r;
@@ -269,11 +269,7 @@ static void reports_release(reports *r, ep_acl_stream stream)
     pthread_mutex_lock(&all.lock);
     const bool is_last = --r->users == 0;
     if (is_last) {
-        reports **link = &all.reports;
-        while (*link != r) {
-            link = &(*link)->next;
-        }
-        *link = r->next;
+        LIST_REMOVE(r, entry);
         r->stopping = true;
         pthread_cond_broadcast(&all.changed);
     }
@@ -371,8 +367,7 @@ static ep_err join_reports(ep_stream_call *s, ep_error *out_error)
     }
     pthread_mutex_lock(&all.lock);
     s->reports = r;
-    s->next = all.calls;
-    all.calls = s;
+    LIST_INSERT_HEAD(&all.calls, s, entry);
     pthread_cond_broadcast(&all.changed);
     pthread_mutex_unlock(&all.lock);
     return EP_OK;
@@ -453,12 +448,8 @@ static void drop_objects(ep_stream_call *s)
 static void leave_reports(ep_stream_call *s, bool is_settled)
 {
     const uint64_t thread = (uint64_t)s->reports->thread;
-    ep_stream_call **link = &all.calls;
     pthread_mutex_lock(&all.lock);
-    while (*link != s) {
-        link = &(*link)->next;
-    }
-    *link = s->next;
+    LIST_REMOVE(s, entry);
     pthread_mutex_unlock(&all.lock);
     reports_release(s->reports, s->stream);
     if (is_settled) { /* waits for the callback that woke the thread, the last task */

@@ -50,11 +50,10 @@ static void perform(ep_call *call, ep_call_actions *actions)
 /* Empties the inbox and steps the state with the events. Lock held, but not in between. */
 static void work(ep_call *call)
 {
-    ep_call_frame *frame = call->inbox_head;
+    ep_call_frame *frame = STAILQ_FIRST(&call->inbox);
     uint32_t flags = call->flags;
     ep_call_actions actions = {0};
-    call->inbox_head = NULL;
-    call->inbox_tail = NULL;
+    STAILQ_INIT(&call->inbox);
     call->flags = 0;
     pthread_mutex_unlock(&call->lock);
 
@@ -65,7 +64,7 @@ static void work(ep_call *call)
                            &actions);
     }
     while (frame != NULL) {
-        ep_call_frame *next = frame->next;
+        ep_call_frame *next = STAILQ_NEXT(frame, inbox);
         ep_call_take_answer(call, frame, now_ns, &actions);
         frame = next;
     }
@@ -185,13 +184,7 @@ void ep_call_post(ep_call *call, ep_call_frame *taken_frame, uint32_t flags)
 {
     pthread_mutex_lock(&call->lock);
     if (taken_frame != NULL) {
-        taken_frame->next = NULL;
-        if (call->inbox_tail != NULL) {
-            call->inbox_tail->next = taken_frame;
-        } else {
-            call->inbox_head = taken_frame;
-        }
-        call->inbox_tail = taken_frame;
+        STAILQ_INSERT_TAIL(&call->inbox, taken_frame, inbox);
     }
     call->flags |= flags;
     if (call->busy) {

@@ -19,6 +19,8 @@
 #ifndef EP_CLIENT_CALL_H
 #define EP_CLIENT_CALL_H
 
+#include <sys/queue.h>
+
 #include "call/call_state.h"
 #include "call/call_trace.h"
 #include "call/client_core.h"
@@ -83,19 +85,18 @@ typedef struct ep_call_frame {
     ep_error error;
     ep_frame_trace trace;
     ep_frame_timing timing;
-    struct ep_call_frame *next; /* inbox */
+    STAILQ_ENTRY(ep_call_frame) inbox;
 } ep_call_frame;
 
 struct ep_call {
     ep_client *client; /* reference; NULL while spare */
     uint32_t refs;
     ep_call_links links;
-    struct ep_call *work_next; /* workers' queue */
+    STAILQ_ENTRY(ep_call) work; /* workers' queue */
 
     pthread_mutex_t lock; /* protects the fields up to `began` */
     pthread_cond_t changed;
-    ep_call_frame *inbox_head;
-    ep_call_frame *inbox_tail;
+    STAILQ_HEAD(, ep_call_frame) inbox;
     uint32_t flags;   /* what has happened; ANSWER: the inbox is not empty */
     uint32_t waiters; /* threads waiting for `changed` */
     bool busy;

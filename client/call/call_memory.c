@@ -21,6 +21,7 @@ ep_err ep_call_new(ep_client *client, ep_call **out_call)
     }
     pthread_cond_init(&call->changed, NULL);
     pthread_mutex_init(&call->lock, NULL);
+    STAILQ_INIT(&call->inbox);
     ep_routing_plan_init(&call->plan);
     ep_timer_init(&call->timer, ep_call_on_timer, call);
     ep_call_state_init(&call->state, &client->budget, ep_random_id());

@@ -12,8 +12,7 @@
 struct ep_call_workers {
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    ep_call *head;
-    ep_call *tail;
+    STAILQ_HEAD(, ep_call) queue;
     bool stopping;
     uint32_t threads_count;
     pthread_t threads[WORKERS];
@@ -24,16 +23,13 @@ static void *worker_main(void *arg)
     ep_call_workers *w = arg;
     pthread_setname_np(pthread_self(), "ep-client-work");
     pthread_mutex_lock(&w->lock);
-    while (w->head != NULL || !w->stopping) {
-        ep_call *call = w->head;
+    while (!STAILQ_EMPTY(&w->queue) || !w->stopping) {
+        ep_call *call = STAILQ_FIRST(&w->queue);
         if (call == NULL) {
             pthread_cond_wait(&w->wake, &w->lock);
             continue;
         }
-        w->head = call->work_next;
-        if (w->head == NULL) {
-            w->tail = NULL;
-        }
+        STAILQ_REMOVE_HEAD(&w->queue, work);
         pthread_mutex_unlock(&w->lock);
         ep_call_run_handed(call);
         pthread_mutex_lock(&w->lock);
@@ -48,6 +44,7 @@ ep_err ep_call_workers_create(ep_call_workers **out_workers)
     if (w == NULL) {
         return EP_ERR_NO_MEMORY;
     }
+    STAILQ_INIT(&w->queue);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wake, NULL);
     for (uint32_t i = 0; i < WORKERS; i++) {
@@ -81,13 +78,7 @@ void ep_call_workers_destroy(ep_call_workers *w)
 void ep_call_workers_post(ep_call_workers *w, ep_call *call)
 {
     pthread_mutex_lock(&w->lock);
-    call->work_next = NULL;
-    if (w->tail != NULL) {
-        w->tail->work_next = call;
-    } else {
-        w->head = call;
-    }
-    w->tail = call;
+    STAILQ_INSERT_TAIL(&w->queue, call, work);
     pthread_cond_signal(&w->wake);
     pthread_mutex_unlock(&w->lock);
 }

@@ -13,6 +13,7 @@ void ep_call_registry_init(ep_call_registry *out_registry, uint32_t running_max)
     *out_registry = (ep_call_registry){.running_max = running_max};
     pthread_mutex_init(&out_registry->lock, NULL);
     pthread_cond_init(&out_registry->idle, NULL);
+    TAILQ_INIT(&out_registry->waiting);
 }
 
 /* ---- uses ---- */
@@ -72,12 +73,7 @@ ep_err ep_call_registry_add(ep_call_registry *registry, ep_call *call, ep_error 
     } else if (registry->running_count >= registry->running_max) {
         err = EP_ERR_RESOURCE_EXHAUSTED;
     } else {
-        call->links.running_prev = NULL;
-        call->links.running_next = registry->running;
-        if (registry->running != NULL) {
-            registry->running->links.running_prev = call;
-        }
-        registry->running = call;
+        LIST_INSERT_HEAD(&registry->running, call, links.entry);
         registry->running_count++;
         call->links.running = true;
         call->links.cancelled = false;
@@ -96,14 +92,7 @@ ep_err ep_call_registry_add(ep_call_registry *registry, ep_call *call, ep_error 
 
 static void stop_waiting(ep_call_registry *registry, ep_call *call)
 {
-    ep_call **from_prev = call->links.waiting_prev != NULL
-                              ? &call->links.waiting_prev->links.waiting_next
-                              : &registry->waiting_head;
-    ep_call **from_next = call->links.waiting_next != NULL
-                              ? &call->links.waiting_next->links.waiting_prev
-                              : &registry->waiting_tail;
-    *from_prev = call->links.waiting_next;
-    *from_next = call->links.waiting_prev;
+    TAILQ_REMOVE(&registry->waiting, call, links.waiting_entry);
     call->links.waiting = false;
 }
 
@@ -114,14 +103,7 @@ void ep_call_registry_remove(ep_call_registry *registry, ep_call *call)
         stop_waiting(registry, call);
     }
     if (call->links.running) {
-        if (call->links.running_prev != NULL) {
-            call->links.running_prev->links.running_next = call->links.running_next;
-        } else {
-            registry->running = call->links.running_next;
-        }
-        if (call->links.running_next != NULL) {
-            call->links.running_next->links.running_prev = call->links.running_prev;
-        }
+        LIST_REMOVE(call, links.entry);
         registry->running_count--;
         call->links.running = false;
     }
@@ -135,14 +117,7 @@ bool ep_call_registry_wait(ep_call_registry *registry, ep_call *call, uint64_t s
     if (current && !call->links.waiting) {
         call->links.waiting = true;
         call->links.waiting_since = seen;
-        call->links.waiting_next = NULL;
-        call->links.waiting_prev = registry->waiting_tail;
-        if (registry->waiting_tail != NULL) {
-            registry->waiting_tail->links.waiting_next = call;
-        } else {
-            registry->waiting_head = call;
-        }
-        registry->waiting_tail = call;
+        TAILQ_INSERT_TAIL(&registry->waiting, call, links.waiting_entry);
     }
     pthread_mutex_unlock(&registry->lock);
     return current;
@@ -159,7 +134,7 @@ uint64_t ep_call_registry_wake(ep_call_registry *registry)
 ep_call *ep_call_registry_next_woken(ep_call_registry *registry, uint64_t generation)
 {
     pthread_mutex_lock(&registry->lock);
-    ep_call *call = registry->waiting_head;
+    ep_call *call = TAILQ_FIRST(&registry->waiting);
     /* Calls that began to wait after the wake are behind, with this generation. */
     if (call != NULL && call->links.waiting_since < generation) {
         stop_waiting(registry, call);
@@ -174,12 +149,11 @@ ep_call *ep_call_registry_next_woken(ep_call_registry *registry, uint64_t genera
 ep_call *ep_call_registry_take_spare(ep_call_registry *registry)
 {
     pthread_mutex_lock(&registry->lock);
-    ep_call *call = registry->spare;
+    ep_call *call = LIST_FIRST(&registry->spare);
     if (call != NULL) {
-        registry->spare = call->links.running_next;
+        LIST_REMOVE(call, links.entry);
         registry->spare_count--;
         registry->spare_bytes -= call->links.spare_bytes;
-        call->links.running_next = NULL;
     }
     pthread_mutex_unlock(&registry->lock);
     return call;
@@ -191,8 +165,7 @@ bool ep_call_registry_keep_spare(ep_call_registry *registry, ep_call *call, size
     bool keep = !registry->closing && registry->spare_count < EP_CALLS_SPARE_MAX &&
                 bytes <= EP_CALLS_SPARE_BYTES_MAX - registry->spare_bytes;
     if (keep) {
-        call->links.running_next = registry->spare;
-        registry->spare = call;
+        LIST_INSERT_HEAD(&registry->spare, call, links.entry);
         registry->spare_count++;
         registry->spare_bytes += bytes;
         call->links.spare_bytes = bytes;
@@ -211,9 +184,9 @@ void ep_call_registry_close(ep_call_registry *registry)
 ep_call *ep_call_registry_next_to_cancel(ep_call_registry *registry)
 {
     pthread_mutex_lock(&registry->lock);
-    ep_call *call = registry->running;
+    ep_call *call = LIST_FIRST(&registry->running);
     while (call != NULL && call->links.cancelled) {
-        call = call->links.running_next;
+        call = LIST_NEXT(call, links.entry);
     }
     if (call != NULL) {
         call->links.cancelled = true;

@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include "base/host.h"
 #include "call/call_workers.h"
@@ -28,10 +29,8 @@
 #define EP_CALLS_SPARE_BYTES_MAX ((size_t)64 << 20) /* arrays of all spare calls together */
 
 typedef struct ep_call_links { /* in ep_call; guarded by the registry's lock */
-    ep_call *running_prev;
-    ep_call *running_next;
-    ep_call *waiting_prev;
-    ep_call *waiting_next;
+    LIST_ENTRY(ep_call) entry; /* among the running or the spare calls */
+    TAILQ_ENTRY(ep_call) waiting_entry;
     uint64_t waiting_since; /* wake_generation when it began to wait */
     bool running;
     bool waiting;
@@ -44,12 +43,11 @@ typedef struct ep_call_registry {
     pthread_cond_t idle;
     uint64_t uses;            /* atomic: ep_client_use */
     uint64_t wake_generation; /* atomic */
-    ep_call *running;
+    LIST_HEAD(, ep_call) running;
     uint32_t running_count;
     uint32_t running_max;
-    ep_call *waiting_head;
-    ep_call *waiting_tail;
-    ep_call *spare; /* linked by running_next */
+    TAILQ_HEAD(, ep_call) waiting; /* in the order in which they began to wait */
+    LIST_HEAD(, ep_call) spare;
     uint32_t spare_count;
     size_t spare_bytes;
     bool closing; /* atomic */

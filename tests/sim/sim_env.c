@@ -154,16 +154,15 @@ int __wrap_pthread_join(pthread_t handle, void **out_result)
 
 struct ep_call_workers {
     ep_sim_event event;
-    ep_call *head;
-    ep_call *tail;
+    STAILQ_HEAD(, ep_call) queue;
 };
 
 static void workers_run(ep_sim_event *event, void *arg)
 {
     ep_call_workers *workers = arg;
-    ep_call *call = workers->head;
-    workers->head = call->work_next;
-    if (workers->head != NULL) {
+    ep_call *call = STAILQ_FIRST(&workers->queue);
+    STAILQ_REMOVE_HEAD(&workers->queue, work);
+    if (!STAILQ_EMPTY(&workers->queue)) {
         ep_sim_post(sim_env, event, ep_sim_now_ns(sim_env));
     }
     ep_call_run_handed(call);
@@ -172,26 +171,24 @@ static void workers_run(ep_sim_event *event, void *arg)
 ep_err __wrap_ep_call_workers_create(ep_call_workers **out_workers)
 {
     *out_workers = calloc(1, sizeof(**out_workers));
+    STAILQ_INIT(&(*out_workers)->queue);
     (*out_workers)->event = (ep_sim_event){.run = workers_run, .arg = *out_workers};
     return EP_OK;
 }
 
 void __wrap_ep_call_workers_destroy(ep_call_workers *workers)
 {
-    SIM_CHECK(workers->head == NULL, "calls wait for a worker after the end of their client");
+    SIM_CHECK(STAILQ_EMPTY(&workers->queue),
+              "calls wait for a worker after the end of their client");
     free(workers);
 }
 
 void __wrap_ep_call_workers_post(ep_call_workers *workers, ep_call *call)
 {
-    call->work_next = NULL;
-    if (workers->head != NULL) {
-        workers->tail->work_next = call;
-    } else {
-        workers->head = call;
+    if (STAILQ_EMPTY(&workers->queue)) {
         ep_sim_post(sim_env, &workers->event, ep_sim_now_ns(sim_env));
     }
-    workers->tail = call;
+    STAILQ_INSERT_TAIL(&workers->queue, call, work);
 }
 
 /* ---- timers: an array, the earliest last ---- */
@@ -231,7 +228,7 @@ static void timers_run(ep_sim_event *event, void *arg)
 ep_err __wrap_ep_timer_service_create(const char *name, ep_timer_service **out_service)
 {
     ep_timer_service *service = calloc(1, sizeof(*service));
-    (void)name;
+    (void)attr;
     if (service == NULL) {
         return EP_ERR_NO_MEMORY;
     }

@@ -313,7 +313,7 @@ static void cancel_before_waiting_rows(void *arg, ep_call *own_call, uint32_t fi
         while (!has_answer) {
             sched_yield();
             pthread_mutex_lock(&own_call->lock);
-            has_answer = own_call->inbox_head != NULL;
+            has_answer = !STAILQ_EMPTY(&own_call->inbox);
             pthread_mutex_unlock(&own_call->lock);
         }
         t.is_cancelled = true;
