@@ -70,9 +70,9 @@ static ep_err check_gate(const ep_moe_args *args, const ep_gate_config *given,
 static ep_err check_layer(ep_view *taken_view, const ep_moe_args *args, const ep_gate_config *gate,
                           ep_error *out_error)
 {
-    ep_view *view = taken_view;
     ep_view_layer found;
-    ep_err err = ep_view_find(view, args->model, args->version, args->layer, &found, out_error);
+    ep_err err =
+        ep_view_find(taken_view, args->model, args->version, args->layer, &found, out_error);
     const uint64_t others = (uint64_t)args->zero_experts + args->copy_experts + args->const_experts;
     if (err == EP_OK && found.layer->shape.experts + others != gate->experts) {
         err = ep_error_set(
@@ -81,7 +81,7 @@ static ep_err check_layer(ep_view *taken_view, const ep_moe_args *args, const ep
             " and the call %" PRIu64 " zero, copy and constant ones",
             gate->experts, args->layer, args->model, found.layer->shape.experts, others);
     }
-    ep_view_unref(view);
+    ep_view_unref(taken_view);
     return err;
 }
 

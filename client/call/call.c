@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/cpu_features.h"
-#include "call/call_hosts.h"
 #include "call/call_steps.h"
 #include "transport/transport.h"
 

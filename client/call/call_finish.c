@@ -14,7 +14,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/path_count.h"
-#include "call/call_hosts.h"
 #include "call/call_steps.h"
 
 static size_t out_row_bytes(const ep_batch *batch)

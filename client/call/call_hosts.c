@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "call/call_hosts.h"
+#include "call/call_steps.h"
 
 #include <string.h>
 

@@ -8,7 +8,6 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "call/call_hosts.h"
 #include "call/call_steps.h"
 #include "cluster/silence.h"
 #include "expert.pb-c.h"

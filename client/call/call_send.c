@@ -6,7 +6,6 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "call/call_hosts.h"
 #include "call/call_steps.h"
 #include "expert.pb-c.h"
 #include "wire/forward_codec.h"

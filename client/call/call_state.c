@@ -146,7 +146,8 @@ uint32_t ep_call_state_parcels_used(const ep_call_state *state)
     return used;
 }
 
-static ep_err take_parcel(ep_call_state *state, uint32_t window, uint32_t *out_parcel)
+static ep_err take_parcel(ep_call_state *state, uint32_t window, ep_parcel_phase phase,
+                          uint32_t *out_parcel)
 {
     EP_ASSERT(state->phase == EP_CALL_RUNNING && state->windows[window].phase != EP_WINDOW_FREE);
     uint32_t parcel = 0;
@@ -165,17 +166,14 @@ static ep_err take_parcel(ep_call_state *state, uint32_t window, uint32_t *out_p
                                          .hedge_ns = EP_TIME_NEVER,
                                          .look_ns = EP_TIME_NEVER,
                                          .hedge_of = NO_PARCEL};
+    set_phase(state, parcel, phase);
     *out_parcel = parcel;
     return EP_OK;
 }
 
 ep_err ep_call_state_add(ep_call_state *state, uint32_t window, uint32_t *out_parcel)
 {
-    ep_err err = take_parcel(state, window, out_parcel);
-    if (err == EP_OK) {
-        set_phase(state, *out_parcel, EP_PARCEL_IN_FLIGHT);
-    }
-    return err;
+    return take_parcel(state, window, EP_PARCEL_IN_FLIGHT, out_parcel);
 }
 
 static void delay(ep_call_state *state, uint32_t parcel, ep_err reason, uint64_t due_ns)
@@ -195,11 +193,10 @@ static uint64_t jittered_ns(ep_call_state *state, uint64_t us)
 ep_err ep_call_state_add_stuck(ep_call_state *state, uint32_t window, uint64_t now_ns,
                                uint32_t *out_parcel)
 {
-    ep_err err = take_parcel(state, window, out_parcel);
+    ep_err err = take_parcel(state, window, EP_PARCEL_STUCK, out_parcel);
     if (err != EP_OK) {
         return err;
     }
-    set_phase(state, *out_parcel, EP_PARCEL_STUCK);
     state->parcels[*out_parcel].due_ns = now_ns + jittered_ns(state, state->backoff_us);
     state->backoff_us = state->backoff_us * 2 > EP_CALL_BACKOFF_MAX_US ? EP_CALL_BACKOFF_MAX_US
                                                                        : state->backoff_us * 2;
@@ -208,7 +205,7 @@ ep_err ep_call_state_add_stuck(ep_call_state *state, uint32_t window, uint64_t n
 
 ep_err ep_call_state_add_late(ep_call_state *state, uint32_t window, uint32_t *out_parcel)
 {
-    ep_err err = take_parcel(state, window, out_parcel);
+    ep_err err = take_parcel(state, window, EP_PARCEL_DELAYED, out_parcel);
     if (err == EP_OK) {
         delay(state, *out_parcel, EP_ERR_RESOURCE_EXHAUSTED, state->deadline_ns);
     }
@@ -358,12 +355,11 @@ bool ep_call_state_begin_hedge(ep_call_state *state, uint32_t parcel, uint32_t f
 ep_err ep_call_state_add_hedge(ep_call_state *state, uint32_t parcel, uint32_t *out_hedge)
 {
     EP_ASSERT(state->parcels[parcel].hedge != EP_HEDGE_NONE);
-    ep_err err = take_parcel(state, state->parcels[parcel].window, out_hedge);
+    ep_err err = take_parcel(state, state->parcels[parcel].window, EP_PARCEL_HEDGE, out_hedge);
     if (err != EP_OK) {
         state->parcels[parcel].hedge = EP_HEDGE_BROKEN;
         return err;
     }
-    set_phase(state, *out_hedge, EP_PARCEL_HEDGE);
     state->parcels[*out_hedge].hedge_of = parcel;
     state->parcels[parcel].hedges_open++;
     return EP_OK;

@@ -16,7 +16,6 @@ static void note_error(ep_peer *peer, const ep_error *error)
 {
     pthread_mutex_lock(&peer->lock);
     peer->last_error = *error;
-    peer->last_error_ns = ep_clock_now_ns();
     pthread_mutex_unlock(&peer->lock);
 }
 

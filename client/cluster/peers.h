@@ -64,7 +64,6 @@ struct ep_peer {
     ep_peer_config config;
     pthread_mutex_t lock; /* protects the rest */
     ep_error last_error;  /* code EP_OK: none */
-    uint64_t last_error_ns;
     /* copy of the newest one; only for clients without a coordinator */
     Expertd__V1__Hello *hello;
     ep_peer *next; /* owner's list */

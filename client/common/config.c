@@ -10,7 +10,6 @@
 #include "moe/routing_table.h"
 #include "transport/transport.h"
 
-#define NODE_URLS_MAX EP_NODES_MAX
 #define KIB ((uint64_t)1024)
 #define MIB (1024 * KIB)
 
@@ -57,9 +56,9 @@ static ep_err check_urls(const ep_client_config *config, ep_error *out_error)
         return BAD("coordinator_url %s needs tls_ca_file and tls_server_name",
                    config->coordinator_url);
     }
-    if (has_nodes && config->node_urls_count > NODE_URLS_MAX) {
+    if (has_nodes && config->node_urls_count > EP_NODES_MAX) {
         return BAD("node_urls has %zu entries: allowed 1..%d", config->node_urls_count,
-                   NODE_URLS_MAX);
+                   EP_NODES_MAX);
     }
     for (size_t i = 0; has_nodes && i < config->node_urls_count; i++) {
         if (config->node_urls[i] == NULL) {
@@ -92,9 +91,6 @@ static const char *told_lanes(void)
 ep_err ep_client_config_check(const ep_client_config *config, ep_error *out_error)
 {
     ep_err err;
-    if (config == NULL) {
-        return BAD("config is NULL");
-    }
     if ((err = check_urls(config, out_error)) != EP_OK ||
         (err = check_number("deadline_us", config->deadline_us, 1, UINT32_MAX - 1, out_error)) !=
             EP_OK ||
