@@ -89,11 +89,11 @@ struct ep_group_plan {
     bool *finished_inside; /* set to true by a finish inside done */
 };
 
-/* work_bytes: size of work, which is zeroed. Takes the stage's memory on success. */
+/* work_bytes: size of work, which is zeroed. Takes the stage's memory in any case. */
 ep_err ep_group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes,
                             const char *workspace_formula, size_t work_bytes,
-                            const ep_group_stage *taken_stage, ep_group_plan **out_plan,
-                            ep_error *out_error);
+                            ep_group_stage *taken_stage, size_t *out_workspace_bytes,
+                            ep_group_plan **out_plan, ep_error *out_error);
 /* Errors: FAILED_PRECONDITION (no plan, or stale: names what differs), RESOURCE_EXHAUSTED
  * (workspace), INVALID_ARGUMENT (its alignment). */
 ep_err ep_group_plan_check(const ep_group_plan *plan, const ep_group *group, const group_view *view,

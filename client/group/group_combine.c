@@ -12,7 +12,6 @@
 #include "base/numeric.h"
 #include "group/group_assist.h"
 #include "group/group_norm.h"
-#include "group/group_rows_io.h"
 #include "group/group_run.h"
 #include "moe/combine.h"
 #include "moe/convert.h"
@@ -133,18 +132,13 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
     if (err == EP_OK) {
         err = ep_group_combine_view(group, args, norm, &view, out_error);
     }
-    if (err == EP_OK) {
-        write_formula(&view, formula, sizeof(formula));
-        size_t bytes = parts_of(&view).bytes;
-        err = ep_group_plan_create(group, &view, bytes, formula, sizeof(combine_work), &stage,
-                                   out_plan, out_error);
-        if (err == EP_OK) {
-            *out_workspace_bytes = bytes;
-            return EP_OK;
-        }
+    if (err != EP_OK) {
+        ep_group_stage_fini(&stage);
+        return err;
     }
-    ep_group_stage_fini(&stage);
-    return err;
+    write_formula(&view, formula, sizeof(formula));
+    return ep_group_plan_create(group, &view, parts_of(&view).bytes, formula, sizeof(combine_work),
+                                &stage, out_workspace_bytes, out_plan, out_error);
 }
 
 /* ---- what the dispatch left ---- */

@@ -21,6 +21,7 @@
 #define EP_CLIENT_GROUP_CORE_H
 
 #include <pthread.h>
+#include <sys/queue.h>
 
 #include "base/buffer.h"
 #include "expertd/group.h"
@@ -42,8 +43,8 @@ typedef struct group_link {
     ep_conn *conn;
     uint32_t rank; /* GROUP_NO_RANK: no hello yet */
     bool dialed;
-    bool closed;             /* on_closed has been called */
-    struct group_link *next; /* in group->links */
+    bool closed;                  /* on_closed has been called */
+    LIST_ENTRY(group_link) entry; /* in group->links */
 } group_link;
 
 typedef struct group_inbox_frame {
@@ -58,7 +59,7 @@ typedef struct group_held_frame {
     ep_buffer *buffer;
     ep_group_frame head;
     uint32_t origin;
-    struct group_held_frame *next;
+    STAILQ_ENTRY(group_held_frame) entry;
 } group_held_frame;
 
 /* The frames received from a peer. */
@@ -126,11 +127,11 @@ struct ep_group {
     bool table_out;  /* rank 0: sent to all, before anything else */
     /* [world] lowest rank on each rank's host; known with the membership, the next too */
     uint32_t *same_host;
-    bool has_neighbours;    /* another rank is on this host */
-    bool joined;            /* all are connected, so frames for this host are not held */
-    group_held_frame *held; /* oldest first */
-    group_peer *peers;      /* [world] */
-    group_link *links;
+    bool has_neighbours; /* another rank is on this host */
+    bool joined;         /* all are connected, so frames for this host are not held */
+    STAILQ_HEAD(, group_held_frame) held; /* oldest first */
+    group_peer *peers;                    /* [world] */
+    LIST_HEAD(, group_link) links;
     uint32_t links_open;
     uint32_t sends_in_flight;
     char last_refusal[EP_ERROR_TEXT_BYTES];
@@ -198,7 +199,7 @@ bool ep_group_inbox_has_place(ep_group *group, uint32_t origin, const ep_group_f
 bool ep_group_has_two_ways(const ep_group *group, uint32_t origin);
 /* Marks the link's peer as gone, with the reason, and closes the link. Lock not held. */
 void ep_group_link_close_badly(group_link *link, const char *why);
-/* Lock held: the link of a rank; NULL: none, or it is gone. Valid as long as the group. */
+/* Lock not held: the link of a rank; NULL: none, or it is gone. Valid as long as the group. */
 group_link *ep_group_peer_link(ep_group *group, uint32_t rank);
 
 /* ---- group_relay.c: the gateway's part; runs on the lanes' threads. Lock not held ---- */
@@ -229,6 +230,15 @@ bool ep_group_wait_until(ep_group *group, uint64_t deadline_ns);
 
 /* ---- group_exchange.c: one call ---- */
 
+/* The frames of a call from and to a member. */
+typedef struct group_op_frames {
+    ep_buffer *incoming;
+    uint64_t incoming_ns;
+    uint32_t incoming_via; /* rank that brought it */
+    ep_buffer *outgoing;
+    uint32_t outgoing_rows;
+} group_op_frames;
+
 /* A call under way. Fields that are not under the lock are used by one thread at a time. */
 typedef struct group_op {
     ep_group *group;
@@ -238,13 +248,8 @@ typedef struct group_op {
     uint64_t deadline_ns;
     uint64_t deadline_us;
     uint64_t wait_began_ns;
-    bool answered; /* this rank has sent its frames */
-    /* by member */
-    ep_buffer **incoming;
-    uint64_t *incoming_ns;
-    uint32_t *incoming_via;
-    ep_buffer **outgoing;
-    uint32_t *outgoing_rows;
+    bool answered;           /* this rank has sent its frames */
+    group_op_frames *frames; /* by member, as the next */
     ep_group_call *told;
     /* under the lock */
     bool taken;                      /* all frames have come and are in incoming */

@@ -12,7 +12,6 @@
 #include "base/check.h"
 #include "group/group_assist.h"
 #include "group/group_host_rows.h"
-#include "group/group_rows_io.h"
 #include "group/group_run.h"
 
 typedef struct dispatch_work {
@@ -59,17 +58,13 @@ ep_err ep_moe_dispatch_prepare(ep_group *group, const ep_moe_dispatch_args *args
     if (err == EP_OK) {
         err = ep_group_dispatch_view(group, &host, &view, out_error);
     }
-    if (err == EP_OK) {
-        size_t bytes = workspace_bytes(&view, formula, sizeof(formula));
-        err = ep_group_plan_create(group, &view, bytes, formula, sizeof(dispatch_work), &stage,
-                                   out_plan, out_error);
-        if (err == EP_OK) {
-            *out_workspace_bytes = bytes;
-            return EP_OK;
-        }
+    if (err != EP_OK) {
+        ep_group_stage_fini(&stage);
+        return err;
     }
-    ep_group_stage_fini(&stage);
-    return err;
+    size_t bytes = workspace_bytes(&view, formula, sizeof(formula));
+    return ep_group_plan_create(group, &view, bytes, formula, sizeof(dispatch_work), &stage,
+                                out_workspace_bytes, out_plan, out_error);
 }
 
 /* ---- sending ---- */

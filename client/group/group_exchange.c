@@ -20,29 +20,15 @@
 /* A condition on a call's member. Lock held. */
 typedef bool (*rank_test)(const group_op *op, uint32_t member);
 
-/* Lists members for which test is true as "2, 5-7"; "": none. Lock held. */
+/* Lists members for which test is true. Lock held. */
 static void name_ranks(const group_op *op, rank_test test, char *out, size_t bytes)
 {
     const ep_group *group = op->group;
-    size_t used = 0;
-    out[0] = 0;
-    for (uint32_t m = 0; m < group->members_count && used + 24 < bytes; m++) {
-        if (!test(op, m)) {
-            continue;
-        }
-        uint32_t end = m;
-        while (end + 1 < group->members_count &&
-               group->members[end + 1] == group->members[end] + 1 && test(op, end + 1)) {
-            end++;
-        }
-        const char *before = used == 0 ? "" : ", ";
-        int n = end == m
-                    ? snprintf(out + used, bytes - used, "%s%" PRIu32, before, group->members[m])
-                    : snprintf(out + used, bytes - used, "%s%" PRIu32 "-%" PRIu32, before,
-                               group->members[m], group->members[end]);
-        used += (size_t)n;
-        m = end;
+    bool named[EP_GROUP_WORLD_MAX];
+    for (uint32_t m = 0; m < group->members_count; m++) {
+        named[m] = test(op, m);
     }
+    ep_group_ranks_text(named, group->members, group->members_count, out, bytes);
 }
 
 static group_peer *peer_of(const group_op *op, uint32_t member)
@@ -151,13 +137,6 @@ static bool is_awaited_way(const group_op *op, uint32_t member)
     return false;
 }
 
-static bool is_nobody(const group_op *op, uint32_t member)
-{
-    (void)op;
-    (void)member;
-    return false;
-}
-
 /* It has not answered a call that is so old that this one may not begin. */
 static bool is_behind(const group_op *op, uint32_t member)
 {
@@ -237,9 +216,7 @@ static void tell_broken(ep_group *group, const ep_error *error, uint32_t generat
                         uint64_t number)
 {
     for (uint32_t m = 0; m < group->members_count; m++) {
-        pthread_mutex_lock(&group->lock);
         group_link *link = ep_group_peer_link(group, group->members[m]);
-        pthread_mutex_unlock(&group->lock);
         if (link != NULL) {
             ep_group_send_text(link, EP_GROUP_FRAME_BROKEN, generation, number, error->code,
                                error->text);
@@ -268,9 +245,11 @@ static void late_error(const group_op *op, rank_test test, ep_error *out_error)
 {
     const ep_group *group = op->group;
     char ranks[RANKS_TEXT_BYTES];
-    char ways[RANKS_TEXT_BYTES];
+    char ways[RANKS_TEXT_BYTES] = "";
     name_ranks(op, test, ranks, sizeof(ranks));
-    name_ranks(op, test == has_no_frame ? is_awaited_way : is_nobody, ways, sizeof(ways));
+    if (test == has_no_frame) {
+        name_ranks(op, is_awaited_way, ways, sizeof(ways));
+    }
     ep_error_set(out_error, EP_ERR_DEADLINE_EXCEEDED,
                  "group %.40s: rank %" PRIu32 " has waited %" PRIu64 " us for rank %s in %s%s%s",
                  group->name, group->rank, op->deadline_us, ranks,
@@ -310,43 +289,43 @@ static ep_err cancelled(const group_op *op, ep_error *out_error)
                         op->group->rank, ep_group_operator_name(op->call->operator));
 }
 
+/* Whether waiting is in vain: the call is cancelled, its generation is broken, or a frame will not
+ * come. Lock held; released meanwhile. */
+static ep_err check_hope(const group_op *op, ep_error *out_error)
+{
+    if (op->given_up) {
+        return cancelled(op, out_error);
+    }
+    if (is_broken(op)) {
+        return pass_on(op->group, out_error);
+    }
+    if (any(op, is_lost)) {
+        gone_error(op, is_culprit, out_error);
+        return break_generation(op, out_error);
+    }
+    return EP_OK;
+}
+
 /* Waits until test is true for no member. Lock held. */
 static ep_err wait_for(const group_op *op, rank_test test, ep_error *out_error)
 {
-    ep_group *group = op->group;
-    for (;;) {
-        if (op->given_up) {
-            return cancelled(op, out_error);
-        }
-        if (is_broken(op)) {
-            return pass_on(group, out_error);
-        }
-        if (any(op, is_lost)) {
-            gone_error(op, is_culprit, out_error);
-            return break_generation(op, out_error);
-        }
-        if (!any(op, test)) {
-            return EP_OK;
-        }
-        bool in_time = ep_group_wait_until(group, op->deadline_ns);
-        if (!in_time && any(op, test)) {
+    ep_err err = check_hope(op, out_error);
+    while (err == EP_OK && any(op, test)) {
+        if (!ep_group_wait_until(op->group, op->deadline_ns) && any(op, test)) {
             late_error(op, test, out_error);
             return break_generation(op, out_error);
         }
+        err = check_hope(op, out_error);
     }
+    return err;
 }
 
 ep_err ep_group_op_init(uint32_t world, group_op *out_op, ep_error *out_error)
 {
     memset(out_op, 0, sizeof(*out_op));
-    out_op->incoming = calloc(world, sizeof(*out_op->incoming));
-    out_op->incoming_ns = calloc(world, sizeof(*out_op->incoming_ns));
-    out_op->incoming_via = calloc(world, sizeof(*out_op->incoming_via));
-    out_op->outgoing = calloc(world, sizeof(*out_op->outgoing));
-    out_op->outgoing_rows = calloc(world, sizeof(*out_op->outgoing_rows));
+    out_op->frames = calloc(world, sizeof(*out_op->frames));
     out_op->told = calloc(world, sizeof(*out_op->told));
-    if (out_op->incoming != NULL && out_op->incoming_ns != NULL && out_op->incoming_via != NULL &&
-        out_op->outgoing != NULL && out_op->outgoing_rows != NULL && out_op->told != NULL) {
+    if (out_op->frames != NULL && out_op->told != NULL) {
         return EP_OK;
     }
     ep_group_op_fini(out_op);
@@ -356,11 +335,7 @@ ep_err ep_group_op_init(uint32_t world, group_op *out_op, ep_error *out_error)
 
 void ep_group_op_fini(group_op *op)
 {
-    free(op->incoming);
-    free(op->incoming_ns);
-    free(op->incoming_via);
-    free(op->outgoing);
-    free(op->outgoing_rows);
+    free(op->frames);
     free(op->told);
     memset(op, 0, sizeof(*op));
 }
@@ -459,14 +434,14 @@ ep_err ep_group_op_body(group_op *op, uint32_t member, size_t body_bytes, uint32
     ep_group *group = op->group;
     uint8_t *frame;
     ep_err err = ep_group_frame_acquire(group, EP_GROUP_BODY_OFFSET + body_bytes,
-                                        &op->outgoing[member], &frame, out_error);
+                                        &op->frames[member].outgoing, &frame, out_error);
     if (err != EP_OK) {
         return err;
     }
     memset(frame + EP_GROUP_FRAME_FIXED_BYTES, 0,
            EP_GROUP_BODY_OFFSET - EP_GROUP_FRAME_FIXED_BYTES);
     ep_group_record_encode(op->call, frame + EP_GROUP_FRAME_FIXED_BYTES);
-    op->outgoing_rows[member] = rows;
+    op->frames[member].outgoing_rows = rows;
     *out_body = frame + EP_GROUP_BODY_OFFSET;
     return EP_OK;
 }
@@ -483,15 +458,16 @@ ep_err ep_group_op_send(group_op *op, ep_error *out_error)
         ep_group_frame frame = {.kind = whole_host ? EP_GROUP_FRAME_HOST_ROWS : EP_GROUP_FRAME_ROWS,
                                 .generation = group->generation,
                                 .number = op->number};
-        ep_buffer *buffer = op->outgoing[member];
+        ep_buffer *buffer = op->frames[member].outgoing;
         if (buffer == NULL) { /* its gateway gets its rows */
             continue;
         }
-        op->outgoing[member] = NULL;
+        op->frames[member].outgoing = NULL;
         ep_err sent = ep_group_frame_send(link_of(group, member), &frame, buffer);
         if (sent == EP_OK) {
             pthread_mutex_lock(&group->lock);
-            group->peers[group->members[member]].traffic.rows_sent += op->outgoing_rows[member];
+            group->peers[group->members[member]].traffic.rows_sent +=
+                op->frames[member].outgoing_rows;
             pthread_mutex_unlock(&group->lock);
         }
         /* CLOSED is no error here: the wait will find the rank gone */
@@ -510,8 +486,8 @@ void ep_group_op_fail(group_op *op, const ep_error *error)
     char text[EP_ERROR_TEXT_BYTES];
     snprintf(text, sizeof(text), "%.*s", EP_ERROR_TEXT_BYTES - 1, error->text);
     for (uint32_t m = 0; m < group->members_count; m++) {
-        ep_buffer_unref(op->outgoing[m]);
-        op->outgoing[m] = NULL;
+        ep_buffer_unref(op->frames[m].outgoing);
+        op->frames[m].outgoing = NULL;
         if (m != op->own) {
             ep_group_send_text(link_of(group, m), EP_GROUP_FRAME_FAILED, group->generation,
                                op->number, error->code, text);
@@ -532,9 +508,9 @@ static void take_frames(group_op *op)
             continue;
         }
         group_inbox_frame *frame = ep_group_inbox_find(peer, group->generation, op->number);
-        op->incoming[m] = frame->buffer;
-        op->incoming_ns[m] = frame->arrived_ns;
-        op->incoming_via[m] = frame->via;
+        op->frames[m].incoming = frame->buffer;
+        op->frames[m].incoming_ns = frame->arrived_ns;
+        op->frames[m].incoming_via = frame->via;
         ep_group_inbox_remove(peer, frame);
     }
     op->taken = true;
@@ -575,7 +551,7 @@ static ep_err damaged(const ep_group *group, uint32_t member, const char *what, 
 static ep_err check_frame(group_op *op, uint32_t member, ep_error *out_error)
 {
     ep_group *group = op->group;
-    const ep_buffer *buffer = op->incoming[member];
+    const ep_buffer *buffer = op->frames[member].incoming;
     ep_group_frame frame;
     ep_err err = ep_group_frame_decode(buffer->data, &frame, out_error);
     if (err != EP_OK) {
@@ -613,12 +589,12 @@ static ep_err check_way(const group_op *op, uint32_t member, ep_error *out_error
     bool gateway_is_us = op->call->by_host != 0 && way == group->members[member] &&
                          !ep_group_hosts_share(&group->hosts, op->own, member);
     uint32_t expected = gateway_is_us ? group->rank : way;
-    return op->incoming_via[member] == expected
+    return op->frames[member].incoming_via == expected
                ? EP_OK
                : ep_error_set(out_error, EP_ERR_PROTOCOL,
                               "rank %" PRIu32 " brought the rows of rank %" PRIu32
                               ", which come through rank %" PRIu32,
-                              op->incoming_via[member], group->members[member], expected);
+                              op->frames[member].incoming_via, group->members[member], expected);
 }
 
 /*
@@ -632,15 +608,9 @@ static ep_err wait_for_same(group_op *op, bool *out_differs, ep_error *out_error
     uint64_t notice_ns = 0;
     *out_differs = false;
     while (any(op, is_elsewhere)) {
-        if (op->given_up) {
-            return cancelled(op, out_error);
-        }
-        if (is_broken(op)) {
-            return pass_on(group, out_error);
-        }
-        if (any(op, is_lost)) {
-            gone_error(op, is_culprit, out_error);
-            return break_generation(op, out_error);
+        ep_err err = check_hope(op, out_error);
+        if (err != EP_OK) {
+            return err;
         }
         bool for_good = any(op, is_elsewhere_for_good);
         bool explained = any(op, is_gone); /* they call without the rank that is gone */
@@ -741,14 +711,14 @@ ep_err ep_group_op_wait(group_op *op, ep_error *out_error)
 
 const uint8_t *ep_group_op_received(const group_op *op, uint32_t member, size_t *out_bytes)
 {
-    const ep_buffer *buffer = op->incoming[member];
+    const ep_buffer *buffer = op->frames[member].incoming;
     *out_bytes = buffer->bytes - EP_GROUP_BODY_OFFSET;
     return buffer->data + EP_GROUP_BODY_OFFSET;
 }
 
 int64_t ep_group_op_waited_us(const group_op *op, uint32_t member)
 {
-    uint64_t arrived = op->incoming_ns[member];
+    uint64_t arrived = op->frames[member].incoming_ns;
     return member == op->own || arrived <= op->wait_began_ns
                ? 0
                : (int64_t)((arrived - op->wait_began_ns) / EP_NS_PER_US);
@@ -760,10 +730,9 @@ void ep_group_op_end(group_op *op)
 {
     ep_group *group = op->group;
     for (uint32_t m = 0; m < group->members_count; m++) {
-        ep_buffer_unref(op->incoming[m]);
-        ep_buffer_unref(op->outgoing[m]);
-        op->incoming[m] = NULL;
-        op->outgoing[m] = NULL;
+        ep_buffer_unref(op->frames[m].incoming);
+        ep_buffer_unref(op->frames[m].outgoing);
+        op->frames[m] = (group_op_frames){.incoming = NULL};
     }
     pthread_mutex_lock(&group->lock);
     leave(op);

@@ -41,7 +41,10 @@ void ep_group_link_close_badly(group_link *link, const char *why)
 group_link *ep_group_peer_link(ep_group *group, uint32_t rank)
 {
     const group_peer *peer = &group->peers[rank];
-    return rank != group->rank && peer->link != NULL && !peer->gone ? peer->link : NULL;
+    pthread_mutex_lock(&group->lock);
+    group_link *link = rank != group->rank && !peer->gone ? peer->link : NULL;
+    pthread_mutex_unlock(&group->lock);
+    return link;
 }
 
 /* ---- hello ---- */
@@ -469,12 +472,14 @@ static void take_call_frame(group_link *link, const ep_group_frame *frame, ep_bu
     uint32_t origin = passed_on ? frame->origin : link->rank;
     pthread_mutex_lock(&group->lock);
     bool good = may_bring(group, origin, link->rank);
-    /* gateways pass frames on in the order in which they get them */
-    group_link *sender = good && passed_on ? ep_group_peer_link(group, origin) : link;
     pthread_mutex_unlock(&group->lock);
     if (!good) {
         ep_group_link_close_badly(link, "it passed on rows that do not come through it");
-    } else if (!ep_group_inbox_add(group, origin, link->rank, frame, buffer) && sender != NULL) {
+        return;
+    }
+    /* gateways pass frames on in the order in which they get them */
+    group_link *sender = passed_on ? ep_group_peer_link(group, origin) : link;
+    if (!ep_group_inbox_add(group, origin, link->rank, frame, buffer) && sender != NULL) {
         ep_group_link_close_badly(sender, "it sent frames out of order");
     }
 }
@@ -631,11 +636,7 @@ static void on_closed(void *arg, ep_conn *conn, const ep_error *error)
     /* only strangers' links are freed here; others live as long as the group, which may be sending
      * on them */
     if (stranger) {
-        group_link **at = &group->links;
-        while (*at != link) {
-            at = &(*at)->next;
-        }
-        *at = link->next;
+        LIST_REMOVE(link, entry);
         ep_conn_release(conn);
     }
     group->links_open--;
@@ -658,8 +659,7 @@ group_link *ep_group_link_start(ep_group *group, ep_conn *taken_conn, uint32_t r
     link->rank = rank;
     link->dialed = rank != GROUP_NO_RANK;
     pthread_mutex_lock(&group->lock);
-    link->next = group->links;
-    group->links = link;
+    LIST_INSERT_HEAD(&group->links, link, entry);
     group->links_open++;
     if (rank != GROUP_NO_RANK) {
         group->peers[rank].link = link;

@@ -150,6 +150,7 @@ static ep_err group_alloc(const ep_group_config *config, ep_group **out_group)
     pthread_cond_init(&group->changed, NULL);
     pthread_mutex_init(&group->lock, NULL);
     ep_fork_guard_init(&group->fork);
+    STAILQ_INIT(&group->held);
     size_t world = config->world_size;
     group->world = config->world_size;
     group->rank = config->rank;
@@ -235,9 +236,7 @@ static bool refuse_all(ep_group *group, size_t bytes, const ep_error *error)
         why = *error;
     }
     for (uint32_t r = 1; r < group->world; r++) {
-        pthread_mutex_lock(&group->lock);
-        group_link *link = group->peers[r].link;
-        pthread_mutex_unlock(&group->lock);
+        group_link *link = ep_group_peer_link(group, r);
         if (link != NULL) {
             ep_group_send_text(link, EP_GROUP_FRAME_REFUSED, 0, 0, why.code, why.text);
         }
@@ -268,9 +267,7 @@ bool ep_group_send_table(ep_group *group)
             at = stpcpy(at, group->peers[i].host) + 1;
         }
         ep_group_frame frame = {.kind = EP_GROUP_FRAME_TABLE};
-        pthread_mutex_lock(&group->lock);
-        group_link *link = group->peers[r].link;
-        pthread_mutex_unlock(&group->lock);
+        group_link *link = ep_group_peer_link(group, r);
         if (link == NULL) {
             ep_buffer_unref(buffer);
         } else {
@@ -429,26 +426,14 @@ static bool all_ready(const ep_group *group)
     return group->membership != 0 && (group->rank != 0 || group->table_out);
 }
 
-/* Lists the missing ranks as "1, 4-6". */
+/* Before the first call all ranks are members. */
 static void missing_ranks(const ep_group *group, char *out, size_t bytes)
 {
-    size_t used = 0;
-    out[0] = 0;
-    for (uint32_t r = 0; r < group->world && used + 24 < bytes; r++) {
-        uint32_t end = r;
-        while (end < group->world && end != group->rank && !group->peers[end].ready) {
-            end++;
-        }
-        if (end == r) {
-            continue;
-        }
-        int n = end - r == 1
-                    ? snprintf(out + used, bytes - used, "%s%" PRIu32, used == 0 ? "" : ", ", r)
-                    : snprintf(out + used, bytes - used, "%s%" PRIu32 "-%" PRIu32,
-                               used == 0 ? "" : ", ", r, end - 1);
-        used += (size_t)n;
-        r = end;
+    bool missing[EP_GROUP_WORLD_MAX];
+    for (uint32_t r = 0; r < group->world; r++) {
+        missing[r] = r != group->rank && !group->peers[r].ready;
     }
+    ep_group_ranks_text(missing, group->members, group->world, out, bytes);
 }
 
 static ep_err meet(ep_group *group, uint64_t deadline_ns, ep_error *out_error)
@@ -544,7 +529,8 @@ static void release_dials(ep_group *group)
 static void close_strangers(ep_group *group)
 {
     pthread_mutex_lock(&group->lock);
-    for (group_link *link = group->links; link != NULL; link = link->next) {
+    for (group_link *link = LIST_FIRST(&group->links); link != NULL;
+         link = LIST_NEXT(link, entry)) {
         if (link->rank == GROUP_NO_RANK && !link->closed) {
             ep_conn_close(link->conn);
         }
@@ -659,7 +645,8 @@ void ep_group_destroy(ep_group *group)
     group->closing = true;
     while (group->sends_in_flight > 0 && ep_group_wait_until(group, flushed_ns)) {
     }
-    for (group_link *link = group->links; link != NULL; link = link->next) {
+    group_link *link;
+    for (link = LIST_FIRST(&group->links); link != NULL; link = LIST_NEXT(link, entry)) {
         if (!link->closed) {
             ep_conn_close(link->conn);
         }
@@ -673,9 +660,8 @@ void ep_group_destroy(ep_group *group)
             ep_buffer_unref(peer->ring[i].buffer);
         }
     }
-    while (group->links != NULL) {
-        group_link *link = group->links;
-        group->links = link->next;
+    while ((link = LIST_FIRST(&group->links)) != NULL) {
+        LIST_REMOVE(link, entry);
         ep_conn_release(link->conn);
         free(link);
     }

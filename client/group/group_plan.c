@@ -9,16 +9,18 @@
 
 ep_err ep_group_plan_create(const ep_group *group, const group_view *view, size_t workspace_bytes,
                             const char *workspace_formula, size_t work_bytes,
-                            const ep_group_stage *taken_stage, ep_group_plan **out_plan,
-                            ep_error *out_error)
+                            ep_group_stage *taken_stage, size_t *out_workspace_bytes,
+                            ep_group_plan **out_plan, ep_error *out_error)
 {
     ep_group_plan *plan = calloc(1, sizeof(*plan));
     if (plan == NULL) {
+        ep_group_stage_fini(taken_stage);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a plan");
     }
     pthread_mutex_init(&plan->lock, NULL);
     pthread_cond_init(&plan->changed, NULL);
     plan->group = group;
+    plan->stage = *taken_stage;
     plan->work = calloc(1, work_bytes);
     ep_err err = plan->work != NULL
                      ? ep_group_op_init(group->world, &plan->op, out_error)
@@ -35,8 +37,8 @@ ep_err ep_group_plan_create(const ep_group *group, const group_view *view, size_
     plan->group_tp = view->group_tp;
     plan->workspace_bytes = workspace_bytes;
     plan->expand_rows = view->expand_rows;
-    plan->stage = *taken_stage;
     snprintf(plan->workspace_formula, sizeof(plan->workspace_formula), "%s", workspace_formula);
+    *out_workspace_bytes = workspace_bytes;
     *out_plan = plan;
     return EP_OK;
 }

@@ -28,14 +28,6 @@ static bool is_neighbour(const ep_group *group, uint32_t rank)
            group->same_host[rank] == group->same_host[group->rank];
 }
 
-static group_link *link_of(ep_group *group, uint32_t rank)
-{
-    pthread_mutex_lock(&group->lock);
-    group_link *link = ep_group_peer_link(group, rank);
-    pthread_mutex_unlock(&group->lock);
-    return link;
-}
-
 /* ---- failed frames instead of rows ---- */
 
 static ep_group_frame passed_on(const relay *r, ep_group_frame_kind kind)
@@ -75,7 +67,7 @@ static ep_err keep(const relay *r, ep_group_frame_kind kind, size_t payload_byte
 
 static void close_origin(const relay *r, const char *why)
 {
-    group_link *link = link_of(r->group, r->origin);
+    group_link *link = ep_group_peer_link(r->group, r->origin);
     if (link != NULL) {
         ep_group_link_close_badly(link, why);
     }
@@ -119,8 +111,9 @@ static void fail_all(const relay *r, const ep_error *error)
         return;
     }
     for (uint32_t rank = 0; rank < r->group->world; rank++) {
-        group_link *link =
-            is_member[rank] && is_neighbour(r->group, rank) ? link_of(r->group, rank) : NULL;
+        group_link *link = is_member[rank] && is_neighbour(r->group, rank)
+                               ? ep_group_peer_link(r->group, rank)
+                               : NULL;
         if (link != NULL) {
             send_failed(r, link, error);
         }
@@ -244,7 +237,7 @@ static void fill(const relay *r, const ep_group_host_part *part, uint8_t *data)
 static void pass_on(const relay *r, const ep_group_host_part *part)
 {
     ep_group *group = r->group;
-    group_link *link = link_of(group, part->rank);
+    group_link *link = ep_group_peer_link(group, part->rank);
     ep_buffer *buffer;
     uint8_t *data;
     ep_error error;
@@ -326,7 +319,8 @@ void ep_group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame
     pthread_mutex_lock(&group->lock);
     bool hold = !group->joined;
     uint32_t count = 0;
-    for (const group_held_frame *h = group->held; h != NULL; h = h->next) {
+    for (const group_held_frame *h = STAILQ_FIRST(&group->held); h != NULL;
+         h = STAILQ_NEXT(h, entry)) {
         count += h->origin == origin;
     }
     const char *why =
@@ -336,11 +330,7 @@ void ep_group_relay_frame(ep_group *group, uint32_t origin, const ep_group_frame
     }
     if (held != NULL) {
         *held = (group_held_frame){.buffer = taken_buffer, .head = *frame, .origin = origin};
-        group_held_frame **end = &group->held;
-        while (*end != NULL) {
-            end = &(*end)->next;
-        }
-        *end = held;
+        STAILQ_INSERT_TAIL(&group->held, held, entry);
     }
     pthread_mutex_unlock(&group->lock);
     if (held != NULL) {
@@ -364,7 +354,7 @@ void ep_group_relay_loss(ep_group *group, uint32_t rank)
     snprintf(why, sizeof(why), "%s", group->peers[rank].why);
     pthread_mutex_unlock(&group->lock);
     for (uint32_t r = 0; r < group->world && tell; r++) {
-        group_link *link = is_neighbour(group, r) ? link_of(group, r) : NULL;
+        group_link *link = is_neighbour(group, r) ? ep_group_peer_link(group, r) : NULL;
         if (link != NULL) {
             ep_group_frame frame = {.kind = EP_GROUP_FRAME_LOST,
                                     .flags = EP_GROUP_FRAME_FLAG_PASSED_ON,
@@ -374,12 +364,21 @@ void ep_group_relay_loss(ep_group *group, uint32_t rank)
     }
 }
 
+/* Lock held. */
+static group_held_frame *pop_held(ep_group *group)
+{
+    group_held_frame *held = STAILQ_FIRST(&group->held);
+    if (held != NULL) {
+        STAILQ_REMOVE_HEAD(&group->held, entry);
+    }
+    return held;
+}
+
 void ep_group_relay_open(ep_group *group)
 {
     for (;;) {
         pthread_mutex_lock(&group->lock);
-        group_held_frame *held = group->held;
-        group->held = held == NULL ? NULL : held->next;
+        group_held_frame *held = pop_held(group);
         group->joined = held == NULL;
         pthread_mutex_unlock(&group->lock);
         if (held == NULL) {
@@ -401,9 +400,7 @@ void ep_group_relay_open(ep_group *group)
 
 void ep_group_relay_drop(ep_group *group)
 {
-    while (group->held != NULL) {
-        group_held_frame *held = group->held;
-        group->held = held->next;
+    for (group_held_frame *held; (held = pop_held(group)) != NULL;) {
         ep_buffer_unref(held->buffer);
         free(held);
     }

@@ -7,7 +7,6 @@
 #include "group/group_run.h"
 
 #include "base/check.h"
-#include "group/group_rows_io.h"
 
 /* ---- claiming and driving ---- */
 
@@ -178,6 +177,20 @@ static void go_on(void *arg)
 
 /* ---- beginning ---- */
 
+/* The record that both ranks of a TP pair compare: the call's, without fields of one EP group. */
+static ep_group_call tp_call_of(const group_view *view)
+{
+    ep_group_call call = view->call;
+    call.elastic_digest = 0;
+    call.dispatch_number = 0;
+    call.tokens = 0; /* each EP group has its own batches */
+    call.has_inactive = 0;
+    call.by_host = 0;
+    call.ranks = 2;
+    call.local_rank = view->call.tp_rank;
+    return call;
+}
+
 ep_err ep_group_run_begin(ep_group_plan *plan, const group_operator *kind, ep_group *group,
                           uint64_t deadline_us, ep_group_done_func done, void *arg,
                           ep_error *out_error)
@@ -195,7 +208,7 @@ ep_err ep_group_run_begin(ep_group_plan *plan, const group_operator *kind, ep_gr
     }
     /* both calls get their numbers now, so that their order is the same on all ranks */
     if (err == EP_OK && pair != NULL) {
-        plan->pair_call = ep_group_tp_call(&plan->view);
+        plan->pair_call = tp_call_of(&plan->view);
         err = ep_group_op_begin(&plan->pair, pair, &plan->pair_call, pair_members, deadline_us,
                                 &error);
         if (err != EP_OK) {
@@ -326,4 +339,18 @@ void ep_group_plan_cancel(ep_group_plan *plan)
     plan->cancels--;
     pthread_cond_broadcast(&plan->changed);
     pthread_mutex_unlock(&plan->lock);
+}
+
+/* ---- for both operators ---- */
+
+void ep_group_add_performance(const group_op *op, const group_view *view,
+                              const ep_tensor *performance)
+{
+    if (performance->rank == 0) {
+        return;
+    }
+    int64_t *waited = performance->data;
+    for (uint32_t m = 0; m < view->layout.ranks; m++) {
+        waited[view->members[m]] += ep_group_op_waited_us(op, m);
+    }
 }

@@ -40,4 +40,8 @@ ep_err ep_group_run_begin(ep_group_plan *plan, const group_operator *kind, ep_gr
                           uint64_t deadline_us, ep_group_done_func done, void *arg,
                           ep_error *out_error);
 
+/* Adds the microseconds waited for each rank. */
+void ep_group_add_performance(const group_op *op, const group_view *view,
+                              const ep_tensor *performance);
+
 #endif

@@ -3,7 +3,6 @@
 #include "group/group_call.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -175,45 +174,24 @@ ep_err ep_group_record_decode(const uint8_t record[EP_GROUP_RECORD_BYTES], ep_gr
 
 /* ---- disagreement ---- */
 
-typedef struct text {
-    char *data;
-    size_t bytes;
-    size_t used;
-} text;
-
-static void text_add(text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void text_add(text *t, const char *format, ...)
+void ep_group_ranks_text(const bool *named, const uint32_t *ranks, uint32_t count, char *out,
+                         size_t bytes)
 {
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(t->data + t->used, t->bytes - t->used, format, args);
-    va_end(args);
-    if (n > 0) {
-        t->used = t->used + (size_t)n < t->bytes ? t->used + (size_t)n : t->bytes - 1;
-    }
-}
-
-/* "ranks 0-2, 5": the ranks with this value, ascending. */
-static void add_ranks(text *t, const ep_group_call *calls, const uint32_t *ranks, uint32_t count,
-                      uint32_t i, int64_t value)
-{
-    const char *before = "";
-    for (uint32_t c = 0; c < count; c++) {
-        if (ep_group_call_field(&calls[c], i) != value) {
+    size_t used = 0;
+    out[0] = 0;
+    for (uint32_t i = 0; i < count && used + 24 < bytes; i++) {
+        const uint32_t begin = i;
+        const char *before = used == 0 ? "" : ", ";
+        if (!named[i]) {
             continue;
         }
-        uint32_t end = c;
-        while (end + 1 < count && ranks[end + 1] == ranks[end] + 1 &&
-               ep_group_call_field(&calls[end + 1], i) == value) {
-            end++;
+        while (i + 1 < count && named[i + 1] && ranks[i + 1] == ranks[i] + 1) {
+            i++;
         }
-        if (end == c) {
-            text_add(t, "%s%" PRIu32, before, ranks[c]);
-        } else {
-            text_add(t, "%s%" PRIu32 "-%" PRIu32, before, ranks[c], ranks[end]);
-        }
-        before = ", ";
-        c = end;
+        used +=
+            (size_t)(i == begin ? snprintf(out + used, bytes - used, "%s%" PRIu32, before, ranks[i])
+                                : snprintf(out + used, bytes - used, "%s%" PRIu32 "-%" PRIu32,
+                                           before, ranks[begin], ranks[i]));
     }
 }
 
@@ -230,19 +208,26 @@ static bool seen_before(const ep_group_call *calls, uint32_t c, uint32_t i)
 static ep_err report(const ep_group_call *calls, const uint32_t *ranks, uint32_t count, uint32_t i,
                      const char *rule, ep_error *out_error)
 {
-    char buffer[EP_ERROR_TEXT_BYTES] = "";
-    text t = {buffer, sizeof(buffer), 0};
-    for (uint32_t c = 0; c < count; c++) {
+    char all[EP_ERROR_TEXT_BYTES] = "";
+    size_t used = 0;
+    for (uint32_t c = 0; c < count && used + 1 < sizeof(all); c++) {
+        bool named[EP_GROUP_WORLD_MAX];
+        char text[64];
+        char at[EP_ERROR_TEXT_BYTES];
+        const int64_t value = ep_group_call_field(&calls[c], i);
         if (seen_before(calls, c, i)) {
             continue;
         }
-        char value[64];
-        field_text(i, ep_group_call_field(&calls[c], i), value, sizeof(value));
-        text_add(&t, "%s%s at rank ", t.used == 0 ? "" : "; ", value);
-        add_ranks(&t, calls, ranks, count, i, ep_group_call_field(&calls[c], i));
+        for (uint32_t b = 0; b < count; b++) {
+            named[b] = ep_group_call_field(&calls[b], i) == value;
+        }
+        field_text(i, value, text, sizeof(text));
+        ep_group_ranks_text(named, ranks, count, at, sizeof(at));
+        used += (size_t)snprintf(all + used, sizeof(all) - used, "%s%s at rank %s",
+                                 used == 0 ? "" : "; ", text, at);
     }
     return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s differs between ranks: %.400s%s",
-                        fields[i].name, buffer, rule);
+                        fields[i].name, all, rule);
 }
 
 static bool differs(const ep_group_call *calls, uint32_t count, uint32_t i)

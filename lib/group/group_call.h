@@ -125,6 +125,10 @@ ep_err ep_group_calls_compare(const ep_group_call *calls, const uint32_t *ranks,
 ep_err ep_group_call_check_plan(const ep_group_call *planned, const ep_group_call *call,
                                 ep_error *out_error);
 
+/* Lists the ranks [count] that are named, as "2, 5-7"; "": none. */
+void ep_group_ranks_text(const bool *named, const uint32_t *ranks, uint32_t count, char *out,
+                         size_t bytes);
+
 /* Fills comm and comm_given. name NULL or "", "fullmesh", ... Errors: INVALID_ARGUMENT listing the
  * names. */
 ep_err ep_group_comm_parse(const char *name, ep_group_call *call, ep_error *out_error);

@@ -72,11 +72,6 @@ int64_t ep_group_capacity(const ep_group_call *call, uint32_t rank, char *out_fo
     int64_t world = layout.ranks;
     int64_t batch = call->global_bs != 0 ? call->global_bs / call->world_size : call->tokens;
     const char *name = call->global_bs != 0 ? "global_bs/W" : "BS";
-    char unused[1];
-    if (out_formula == NULL) {
-        out_formula = unused;
-        formula_bytes = 0;
-    }
     if (rank < layout.shared_ranks) {
         int64_t peers = peers_of_shared_rank(&layout, rank);
         snprintf(out_formula, formula_bytes,

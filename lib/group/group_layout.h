@@ -27,6 +27,13 @@ static inline uint32_t ep_group_buckets(const ep_group_layout *layout)
     return layout->shared_ranks + layout->experts;
 }
 
+/* The most MoE experts that a rank has. */
+static inline int64_t ep_group_most_local_experts(const ep_group_call *call)
+{
+    const int64_t holders = call->ranks - call->shared_ranks;
+    return (call->moe_experts + holders - 1) / holders;
+}
+
 /* First bucket of a rank; for rank == ranks their number. A rank's buckets are its local
  * experts. */
 uint32_t ep_group_first_bucket(const ep_group_layout *layout, uint32_t rank);
@@ -36,7 +43,8 @@ uint32_t ep_group_bucket_rank(const ep_group_layout *layout, uint32_t bucket);
 /* The shared rank that serves shared expert s for tokens of rank source. */
 uint32_t ep_group_shared_rank(const ep_group_layout *layout, uint32_t shared, uint32_t source);
 
-/* A of a rank, in rows; *out_formula (may be NULL) is its formula with numbers. */
+/* A of a rank, in rows; *out_formula (NULL, with 0 bytes: not wanted) is its formula with numbers.
+ */
 int64_t ep_group_capacity(const ep_group_call *call, uint32_t rank, char *out_formula,
                           size_t formula_bytes);
 

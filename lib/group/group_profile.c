@@ -135,22 +135,16 @@ static ep_err check_batch(const ep_group_call *call, ep_error *out_error)
     return EP_OK;
 }
 
-static int64_t most_local_experts(const ep_group_call *call)
-{
-    int64_t holders = call->ranks - call->shared_ranks;
-    return (call->moe_experts + holders - 1) / holders;
-}
-
 static ep_err check_tp(const ep_group_call *call, ep_error *out_error)
 {
     TRY(range("tp_world_size", call->tp_world_size, 1, 2, " (or 0)", out_error));
     TRY(range("tp_rank_id", call->tp_rank, 0, call->tp_world_size - 1, "", out_error));
     if (call->tp_world_size == 2) {
-        if (most_local_experts(call) > 1) {
+        if (ep_group_most_local_experts(call) > 1) {
             return BAD("tp_world_size is 2 with %" PRId64
                        " local experts: allowed 1 local expert (moe_expert_num <= ep_world_size - "
                        "shared_expert_rank_num)",
-                       most_local_experts(call));
+                       ep_group_most_local_experts(call));
         }
         TRY(only_zero("comm_quant_mode", call->comm_quant_mode, "tp_world_size is 2", out_error));
     }
@@ -236,7 +230,7 @@ static ep_err check_index_a3(const ep_group_call *call, ep_error *out_error)
 static ep_err check_index_a2(const ep_group_call *call, ep_error *out_error)
 {
     if (call->comm != EP_GROUP_HIERARCHY) {
-        return range("experts per rank", most_local_experts(call), 1, 24,
+        return range("experts per rank", ep_group_most_local_experts(call), 1, 24,
                      " (moe_expert_num / ep_world_size; profile a2 with expand_idx)", out_error);
     }
     TRY(range("H", call->hidden, 1, 7168, " (profile a2 with expand_idx, comm_alg hierarchy)",
@@ -333,7 +327,7 @@ static ep_err check_a3_hierarchy(const ep_group_call *call, ep_error *out_error)
               out_error));
     TRY(only_zero("shared_expert_rank_num", call->shared_ranks, "comm_alg is hierarchy",
                   out_error));
-    TRY(range("experts per rank", most_local_experts(call), 1, 24,
+    TRY(range("experts per rank", ep_group_most_local_experts(call), 1, 24,
               " (moe_expert_num / ep_world_size; profile a3, comm_alg hierarchy)", out_error));
     if (call->mask == EP_GROUP_MASK_SLOTS) {
         return BAD("x_active_mask is [BS, K]: allowed [BS], or absent (comm_alg is hierarchy)");
@@ -357,10 +351,10 @@ static ep_err check_a3(const ep_group_call *call, ep_error *out_error)
               : hierarchy ? " (profile a3, comm_alg hierarchy)"
                           : " (profile a3)",
               out_error));
-    if (most_local_experts(call) * call->ranks > 2048) {
+    if (ep_group_most_local_experts(call) * call->ranks > 2048) {
         return BAD("experts per rank * ep_world_size is %" PRId64 " * %" PRId64
                    ": allowed up to 2048 (profile a3)",
-                   most_local_experts(call), call->ranks);
+                   ep_group_most_local_experts(call), call->ranks);
     }
     TRY(range("shared_expert_num", call->shared_rows, 0, call->shared_ranks > 0 ? 4 : 0,
               call->shared_ranks > 0 ? " (profile a3)"

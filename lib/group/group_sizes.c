@@ -13,16 +13,10 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-static uint64_t most_local_experts(const ep_group_call *call)
-{
-    uint64_t holders = (uint64_t)(call->ranks - call->shared_ranks);
-    return ((uint64_t)call->moe_experts + holders - 1) / holders;
-}
-
 /* The most rows that one token may have on one MoE rank. */
 static uint64_t rows_per_token(const ep_group_call *call)
 {
-    uint64_t local = most_local_experts(call);
+    uint64_t local = (uint64_t)ep_group_most_local_experts(call);
     return call->allow_duplicates == 0 && local < (uint64_t)call->top_k ? local
                                                                         : (uint64_t)call->top_k;
 }
@@ -49,8 +43,9 @@ uint64_t ep_group_worst_frame_bytes(const ep_group_call *call, int64_t max_bs)
     const uint32_t rows = (uint32_t)(tokens * rows_per_token(call));
     const size_t row = (size_t)call->hidden * ep_dtype_bytes(dtype);
     const size_t back = larger(row, ep_group_quant_row_bytes((uint32_t)call->hidden, dtype));
-    uint64_t bytes =
-        ep_group_dispatch_parts_of((uint32_t)most_local_experts(call), rows, row, true, true).bytes;
+    uint64_t bytes = ep_group_dispatch_parts_of((uint32_t)ep_group_most_local_experts(call), rows,
+                                                row, true, true)
+                         .bytes;
     bytes = larger(bytes, ep_group_combine_parts_of(rows, back).bytes);
     if (call->comm == EP_GROUP_HIERARCHY) {
         bytes = larger(bytes, host_frame_bytes(call, tokens, row));
@@ -58,7 +53,7 @@ uint64_t ep_group_worst_frame_bytes(const ep_group_call *call, int64_t max_bs)
     /* a frame may hold all that a rank received, with its counts and scales */
     if (call->tp_world_size > 1) {
         uint64_t received = (uint64_t)call->ranks * rows;
-        uint64_t counts = (uint64_t)call->ranks * most_local_experts(call);
+        uint64_t counts = (uint64_t)call->ranks * (uint64_t)ep_group_most_local_experts(call);
         bytes = larger(bytes, 3 * (uint64_t)64 + 4 * counts + received * (row + 4));
     }
     return EP_GROUP_BODY_OFFSET + bytes;
@@ -97,7 +92,8 @@ static uint64_t a3_bytes(const ep_group_call *call, uint64_t max_bs)
         return (uint64_t)call->moe_experts * max_bs * (hidden * 2 + 16 * align(slots, 8)) +
                404 * MIB;
     }
-    return 2 * (most_local_experts(call) * max_bs * (uint64_t)call->ranks * window_row(call) +
+    return 2 * ((uint64_t)ep_group_most_local_experts(call) * max_bs * (uint64_t)call->ranks *
+                    window_row(call) +
                 (slots + (uint64_t)call->shared_experts) * max_bs * align(2 * hidden, 512));
 }
 
