@@ -3,7 +3,6 @@
 
 #include <inttypes.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/queue.h>
@@ -12,6 +11,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/thread.h"
 #include "call/call.h"
 #include "common/device_stage.h"
 
@@ -205,7 +205,6 @@ static void *reports_main(void *arg)
 {
     reports *r = arg;
     const ep_acl_symbols *acl = r->stage.acl;
-    pthread_setname_np(pthread_self(), "ep-device");
     (void)acl->aclrtSetCurrentContext(r->stage.context);
     pthread_mutex_lock(&all.lock);
     while (!r->stopping) {
@@ -234,8 +233,6 @@ static void *reports_main(void *arg)
 /* Lock held. */
 static ep_err reports_acquire(const ep_stage *stage, reports **out_reports, ep_error *out_error)
 {
-    sigset_t blocked;
-    sigset_t old;
     reports *r = LIST_FIRST(&all.reports);
     while (r != NULL && r->stage.context != stage->context) {
         r = LIST_NEXT(r, entry);
@@ -247,11 +244,7 @@ static ep_err reports_acquire(const ep_stage *stage, reports **out_reports, ep_e
         }
         r->stage =
             (ep_stage){.acl = stage->acl, .context = stage->context, .device = stage->device};
-        sigfillset(&blocked); /* signals are handled by the program's threads */
-        pthread_sigmask(SIG_SETMASK, &blocked, &old);
-        const int failure = pthread_create(&r->thread, NULL, reports_main, r);
-        pthread_sigmask(SIG_SETMASK, &old, NULL);
-        if (failure != 0) {
+        if (ep_thread_start("ep-device", reports_main, r, &r->thread) != EP_OK) {
             free(r);
             return ep_error_set(out_error, EP_ERR_IO, "no thread for callbacks of device %" PRId32,
                                 stage->device);

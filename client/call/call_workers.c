@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "base/thread.h"
 #include "call/call.h"
 
 #define WORKERS 2
@@ -21,7 +22,6 @@ struct ep_call_workers {
 static void *worker_main(void *arg)
 {
     ep_call_workers *w = arg;
-    pthread_setname_np(pthread_self(), "ep-client-work");
     pthread_mutex_lock(&w->lock);
     while (!STAILQ_EMPTY(&w->queue) || !w->stopping) {
         ep_call *call = STAILQ_FIRST(&w->queue);
@@ -48,7 +48,7 @@ ep_err ep_call_workers_create(ep_call_workers **out_workers)
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->wake, NULL);
     for (uint32_t i = 0; i < WORKERS; i++) {
-        if (pthread_create(&w->threads[i], NULL, worker_main, w) != 0) {
+        if (ep_thread_start("ep-client-work", worker_main, w, &w->threads[i]) != EP_OK) {
             ep_call_workers_destroy(w);
             return EP_ERR_IO;
         }

@@ -2,8 +2,9 @@
 /* The short-lived thread that closes retired peers. */
 #include "cluster/reaper.h"
 
-#include <signal.h>
 #include <stddef.h>
+
+#include "base/thread.h"
 
 void ep_peer_reaper_init(ep_peer_reaper *out_reaper)
 {
@@ -36,23 +37,17 @@ static void *reaper_main(void *arg)
     return NULL;
 }
 
-/* Blocks all signals in the thread, which are for the program's threads. After a failure the next
- * add or fini destroys the peer. */
+/* After a failure the next add or fini destroys the peer. */
 static void start_thread(ep_peer_reaper *reaper)
 {
-    sigset_t all;
-    sigset_t old;
     if (reaper->has_thread) {
         pthread_join(reaper->thread, NULL); /* it has left its loop */
         reaper->has_thread = false;
     }
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    if (pthread_create(&reaper->thread, NULL, reaper_main, reaper) == 0) {
+    if (ep_thread_start("ep-client-close", reaper_main, reaper, &reaper->thread) == EP_OK) {
         reaper->has_thread = true;
         reaper->running = true;
     }
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
 void ep_peer_reaper_add(ep_peer_reaper *reaper, ep_peer *taken_peer)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The thread of a group that calls back. It sleeps until a watched call is over. */
-#include <signal.h>
+#include <errno.h>
 #include <string.h>
 
+#include "base/thread.h"
 #include "group/group_core.h"
 
 /* A watched call that is over; NULL: none, and *out_next_ns is the latest time of the next. Lock
@@ -50,22 +51,17 @@ static void *watcher_main(void *of)
 
 ep_err ep_group_watch_start(ep_group *group, ep_error *out_error)
 {
-    sigset_t blocked;
-    sigset_t old;
-    int failure = 0;
+    ep_err err = EP_OK;
     pthread_mutex_lock(&group->lock);
     if (!group->has_watcher) {
-        sigfillset(&blocked); /* signals are handled by the program's threads */
-        pthread_sigmask(SIG_SETMASK, &blocked, &old);
-        failure = pthread_create(&group->watcher, NULL, watcher_main, group);
-        pthread_sigmask(SIG_SETMASK, &old, NULL);
-        group->has_watcher = failure == 0;
+        err = ep_thread_start("ep-group", watcher_main, group, &group->watcher);
+        group->has_watcher = err == EP_OK;
     }
     pthread_mutex_unlock(&group->lock);
-    return failure == 0 ? EP_OK
+    return err == EP_OK ? EP_OK
                         : ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
                                        "group %.40s: no thread for callbacks (%s)", group->name,
-                                       strerror(failure));
+                                       strerror(errno));
 }
 
 void ep_group_watch(group_op *op, const group_watch *watch, void *arg)

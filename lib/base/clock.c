@@ -11,12 +11,6 @@ uint64_t ep_clock_now_ns(void)
     return (uint64_t)t.tv_sec * EP_NS_PER_S + (uint64_t)t.tv_nsec;
 }
 
-uint64_t ep_clock_after_us(uint64_t us)
-{
-    const uint64_t most_us = UINT64_MAX / 4 / EP_NS_PER_US;
-    return ep_clock_now_ns() + (us < most_us ? us : most_us) * EP_NS_PER_US;
-}
-
 bool ep_clock_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns)
 {
     const struct timespec until = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),

@@ -7,7 +7,7 @@
 
 #include "expertd/error.h"
 
-/* name: up to 15 characters. Errors: IO. */
+/* name: up to 15 characters. Errors: IO, errno says why. */
 ep_err ep_thread_start(const char *name, void *(*func)(void *), void *arg, pthread_t *out_thread);
 
 #endif

@@ -31,8 +31,8 @@ uint64_t __wrap_ep_clock_now_ns(void);
 uint64_t __wrap_ep_random_id(void);
 int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
 bool __wrap_ep_clock_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t until_ns);
-int __wrap_pthread_create(pthread_t *out_thread, const pthread_attr_t *attr, void *(*func)(void *),
-                          void *arg);
+ep_err __wrap_ep_thread_start(const char *name, void *(*func)(void *), void *arg,
+                              pthread_t *out_thread);
 int __wrap_pthread_join(pthread_t thread, void **out_result);
 ep_err __wrap_ep_timer_service_create(const char *name, ep_timer_service **out_service);
 void __wrap_ep_timer_service_destroy(ep_timer_service *service);
@@ -126,15 +126,15 @@ static void thread_run(ep_sim_event *event, void *arg)
     thread->done = true;
 }
 
-int __wrap_pthread_create(pthread_t *out_thread, const pthread_attr_t *attr, void *(*func)(void *),
-                          void *arg)
+ep_err __wrap_ep_thread_start(const char *name, void *(*func)(void *), void *arg,
+                              pthread_t *out_thread)
 {
     sim_thread *thread = calloc(1, sizeof(*thread));
-    (void)attr;
+    (void)name;
     *thread = (sim_thread){.event = {.run = thread_run, .arg = thread}, .func = func, .arg = arg};
     ep_sim_post(sim_env, &thread->event, 0);
     *out_thread = (pthread_t)thread;
-    return 0;
+    return EP_OK;
 }
 
 int __wrap_pthread_join(pthread_t handle, void **out_result)
@@ -228,7 +228,7 @@ static void timers_run(ep_sim_event *event, void *arg)
 ep_err __wrap_ep_timer_service_create(const char *name, ep_timer_service **out_service)
 {
     ep_timer_service *service = calloc(1, sizeof(*service));
-    (void)attr;
+    (void)name;
     if (service == NULL) {
         return EP_ERR_NO_MEMORY;
     }

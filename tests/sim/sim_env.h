@@ -7,7 +7,7 @@
  *   ep_timer_service_*     timers are events of the host the service was created in
  *   pthread_cond_*wait     runs events until it is woken: the one thread there is does what the
  *                          others would have done
- *   pthread_create, join   the function runs as an event
+ *   ep_thread_start, pthread_join   the function runs as an event
  *   ep_random_id           from the world's seed
  *   ep_rpc_call_start, ep_combine   watched: see sim_watch_*
  */

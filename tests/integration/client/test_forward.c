@@ -2,10 +2,13 @@
 /* The three call forms against fake nodes: equal to a plain loop, bit for bit, however the batch
  * travels. */
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <fenv.h>
 #include <math.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -785,4 +788,44 @@ Test(client_forward, wrong_configuration_is_named)
     cr_assert_eq(ep_client_create(&config, &client, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert_eq(ep_client_create(NULL, &client, &error), EP_ERR_INVALID_ARGUMENT);
     ep_client_destroy(NULL);
+}
+
+/* Signals that a thread of this process blocks, as the kernel lists them; its name in out_name. */
+static unsigned long long blocked_signals(const char *thread, char *out_name, size_t bytes)
+{
+    char path[64], line[256];
+    unsigned long long blocked = 0;
+    snprintf(path, sizeof(path), "/proc/self/task/%.20s/status", thread);
+    FILE *status = fopen(path, "r");
+    out_name[0] = 0;
+    while (status != NULL && fgets(line, sizeof(line), status) != NULL) {
+        if (strncmp(line, "Name:\t", 6) == 0) {
+            snprintf(out_name, bytes, "%.*s", (int)strcspn(line + 6, "\n"), line + 6);
+        }
+        sscanf(line, "SigBlk: %llx", &blocked);
+    }
+    if (status != NULL) {
+        fclose(status);
+    }
+    return blocked;
+}
+
+Test(client_forward, leaves_signals_to_the_programs_threads)
+{
+    uint32_t seen = 0;
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 1);
+    DIR *threads = opendir("/proc/self/task");
+    cr_assert_not_null(threads);
+    for (const struct dirent *thread; (thread = readdir(threads)) != NULL;) {
+        char name[32];
+        unsigned long long blocked = blocked_signals(thread->d_name, name, sizeof(name));
+        if (strncmp(name, "ep-client", 9) == 0) {
+            seen++;
+            cr_expect((blocked & 1ull << (SIGUSR1 - 1)) != 0 &&
+                          (blocked & 1ull << (SIGTERM - 1)) != 0,
+                      "thread %s blocks %llx", name, blocked);
+        }
+    }
+    closedir(threads);
+    cr_assert_geq(seen, 3u, "the timers' thread and two workers");
 }
