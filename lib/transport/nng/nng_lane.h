@@ -36,12 +36,7 @@ ep_err ep_nng_conn_create(const ep_lane_ops *lane, nng_stream *taken_stream,
                           ep_conn **out_conn);
 ep_err ep_nng_conn_send(ep_conn *conn, ep_send *send);
 
-/* nng_lane.c */
-/* Call before anything of nng. Errors: IO; FAILED_PRECONDITION in a child of a user of nng. */
-ep_err ep_nng_start(ep_error *out_error);
-/* fini and check_fork of ep_lane_ops. */
-void ep_nng_fini(void);
-ep_err ep_nng_check_fork(ep_error *out_error);
+/* nng_tls.c */
 /* Errors: INVALID_ARGUMENT (a key is missing), BAD_FILE, NO_MEMORY. */
 ep_err ep_nng_tls_config_create(const ep_lane_address *address, enum nng_tls_mode mode,
                                 nng_tls_config **out_config, ep_error *out_error);
@@ -50,16 +45,5 @@ ep_err ep_nng_err(int nng_error);
 ep_err ep_nng_failed(const char *url, int failed, bool listens, ep_error *out_error);
 /* ep_address_advice for this error. */
 const char *ep_nng_advice(int nng_error, bool listens);
-
-typedef struct stream_dial {
-    ep_lane_dial lane;
-    nng_stream_dialer *dialer;
-    nng_aio *aio;
-    ep_lane_job reap;
-    bool tls;
-} stream_dial;
-
-/* nng_dial.c */
-ep_err ep_nng_dial(ep_dial *dial, const ep_lane_address *address, ep_error *out_error);
 
 #endif
