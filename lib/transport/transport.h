@@ -232,7 +232,7 @@ struct ep_dial {
     const ep_lane_ops *ops;
 };
 
-/* Each is defined at the end of its *_listener.c; the loopback lane is one file. */
+/* Each is defined at the end of its *_lane.c. */
 extern const ep_lane_ops ep_nng_stream_lane;
 extern const ep_lane_ops ep_uv_stream_lane;
 extern const ep_lane_ops ep_loopback_lane;

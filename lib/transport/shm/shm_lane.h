@@ -7,8 +7,7 @@
  *   shm_access    whose processes may connect; socket paths, stale sockets
  *   shm_loop      the lane's threads: epoll, work items, later work
  *   shm_conn      a connection: sending, receiving, ending
- *   shm_listener  accepting
- *   shm_dial      dialing
+ *   shm_lane      listeners and dials
  *
  * A connection's socket carries the memory's descriptor once, and then single bytes that wake the
  * other side. send() with MSG_DONTWAIT is the one wake-up that a hostile peer can neither block nor
@@ -135,21 +134,5 @@ ep_err ep_shm_conn_create(const ep_lane_ops *lane, int taken_socket, shm_memory 
                           const ep_lane_limits *limits, const char *peer,
                           ep_accept_count *taken_count, ep_conn **out_conn, ep_error *out_error);
 ep_err ep_shm_conn_send(ep_conn *conn, ep_send *send);
-
-typedef struct shm_dial {
-    ep_lane_dial lane;
-    shm_loop *loop;
-    shm_source source;
-    ep_lane_job job; /* begins the dial, and ends it when cancelled; posted with a reference */
-    shm_access access;
-    const char *path; /* points into the URL */
-    /* the fields below are for the loop's thread */
-    int socket;
-    bool begun;
-    bool over;
-} shm_dial;
-
-/* ---- shm_dial.c ---- */
-ep_err ep_shm_dial(ep_dial *dial, const ep_lane_address *address, ep_error *out_error);
 
 #endif

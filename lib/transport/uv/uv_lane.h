@@ -75,25 +75,4 @@ ep_err ep_uv_conn_create(const ep_lane_ops *lane, int taken_fd,
 ep_err ep_uv_conn_send(ep_conn *conn, ep_send *send);
 uint64_t ep_uv_conn_unacked(ep_conn *conn);
 
-typedef struct uv_dial {
-    ep_lane_dial lane;
-    ep_uv_loop_worker *worker;
-    ep_lane_job job;
-    ep_host_port to;
-    /* the fields below are touched by the worker only */
-    bool begun;
-    bool resolving;
-    bool polling; /* poll is open */
-    bool over;
-    uv_getaddrinfo_t resolve;
-    uv_poll_t poll;
-    struct addrinfo *list;
-    const struct addrinfo *at;
-    int fd;     /* -1: none */
-    int failed; /* errno of the last attempt; 0: connected */
-} uv_dial;
-
-/* uv_dial.c */
-ep_err ep_uv_dial(ep_dial *dial, const ep_lane_address *address, ep_error *out_error);
-
 #endif

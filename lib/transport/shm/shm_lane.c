@@ -1,17 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Accepting: the kernel says which process connects; if it is allowed, it gets its memory,
- * otherwise it is told why not. Without free descriptors, accept fails at once and again; so a
- * growing pause follows every failure.
- */
+/* The shared-memory lane: its listeners and dials; connections are in shm_conn.c. */
+#include "transport/shm/shm_lane.h"
+
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "transport/shm/shm_lane.h"
+
+/* ---- listeners ----
+ *
+ * The kernel says which process connects; if it is allowed, it gets its memory, otherwise it is
+ * told why not. Without free descriptors, accept fails at once and again; so a growing pause
+ * follows every failure.
+ */
 
 #define ACCEPTS_MAX 32 /* after this, the connections of this thread are served */
 
@@ -159,7 +166,7 @@ static void accept_all(shm_listener *l)
     }
 }
 
-static void on_event(shm_source *source, uint32_t events)
+static void on_newcomer(shm_source *source, uint32_t events)
 {
     (void)events;
     accept_all((shm_listener *)(void *)((char *)source - offsetof(shm_listener, source)));
@@ -192,7 +199,7 @@ static ep_err listen_on(ep_listener *base, const ep_lane_address *address, ep_er
         return err;
     }
     l->loop = ep_shm_loop_first();
-    l->source.on_event = on_event;
+    l->source.on_event = on_newcomer;
     l->end.run = on_end;
     l->retry.run = on_retry;
     if (ep_shm_loop_watch(l->loop, l->socket, &l->source, EPOLLIN | EPOLLET) != EP_OK) {
@@ -217,6 +224,129 @@ static void listener_close(ep_listener *base)
     ep_shm_loop_post(l->loop, &l->end);
 }
 
+/* ---- dials: connect, wait for the listener's memory, check both, map it ---- */
+
+typedef struct shm_dial {
+    ep_lane_dial lane;
+    shm_loop *loop;
+    shm_source source;
+    ep_lane_job job; /* begins the dial, and ends it when cancelled; posted with a reference */
+    shm_access access;
+    const char *path; /* points into the URL */
+    /* the fields below are for the loop's thread */
+    int socket;
+    bool begun;
+    bool over;
+} shm_dial;
+
+/* Errors: those of on_dial. */
+static ep_err open_socket(shm_dial *d, ep_error *out_error)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    snprintf(name.sun_path, sizeof(name.sun_path), "%s", d->path);
+    const int fd = EP_LANE_FD(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    d->socket = fd;
+    if (fd < 0) {
+        return ep_error_set(out_error, EP_ERR_IO, "cannot create a socket: %s", strerror(errno));
+    }
+    if (connect(fd, (struct sockaddr *)&name, sizeof(name)) != 0) {
+        ep_err err =
+            errno == EACCES || errno == EPERM ? EP_ERR_PERMISSION_DENIED : EP_ERR_UNAVAILABLE;
+        return ep_error_set(out_error, err, "cannot connect to %s: %s", d->lane.url,
+                            strerror(errno));
+    }
+    ep_err err = ep_shm_access_check_listener(&d->access, fd, d->path, out_error);
+    if (err == EP_OK && ep_shm_loop_watch(d->loop, fd, &d->source, EPOLLIN | EPOLLRDHUP) != EP_OK) {
+        err = ep_error_set(out_error, EP_ERR_IO, "epoll takes no more: %s", strerror(errno));
+    }
+    return err == EP_OK ? EP_OK : ep_error_prefix(out_error, err, "%s", d->lane.url);
+}
+
+/* Makes a connection of what arrived on the socket. EP_ERR_CANCELLED: nothing has arrived yet. */
+static ep_err take_welcome(shm_dial *d, ep_conn **out_conn, ep_error *out_error)
+{
+    uint64_t ring_bytes;
+    int memory_fd;
+    shm_memory memory = {0};
+    ep_err err = ep_shm_welcome_receive(d->socket, &ring_bytes, &memory_fd, out_error);
+    if (err == EP_ERR_CANCELLED) {
+        return err;
+    }
+    if (err == EP_OK) {
+        err = ep_shm_memory_adopt(memory_fd, ring_bytes, &memory, out_error);
+        /* lane_fork.h does not know this descriptor: a child forked meanwhile keeps the memory, but
+         * it hides no end from the peer */
+        close(memory_fd);
+    }
+    if (err == EP_OK) { /* this takes the socket in every case */
+        int socket = d->socket;
+        ep_shm_loop_unwatch(d->loop, socket);
+        d->socket = -1;
+        err = ep_shm_conn_create(d->lane.base.ops, socket, &memory, &d->lane.limits, d->lane.url,
+                                 NULL, out_conn, out_error);
+    }
+    return err == EP_OK ? EP_OK
+                        : ep_error_prefix(out_error, err, "cannot connect to %s", d->lane.url);
+}
+
+static void over(shm_dial *d, ep_conn *conn, const ep_error *error)
+{
+    if (d->socket >= 0) {
+        ep_shm_loop_unwatch(d->loop, d->socket);
+        ep_lane_fd_close(d->socket);
+    }
+    d->over = true;
+    ep_lane_dial_report(&d->lane, conn, error);
+    ep_lane_dial_over(&d->lane);
+}
+
+static void on_welcome(shm_source *source, uint32_t events)
+{
+    shm_dial *d = (shm_dial *)(void *)((char *)source - offsetof(shm_dial, source));
+    ep_conn *conn = NULL;
+    ep_error error;
+    (void)events;
+    if (take_welcome(d, &conn, &error) != EP_ERR_CANCELLED) {
+        over(d, conn, &error);
+    }
+}
+
+static void on_posted(ep_lane_job *job)
+{
+    shm_dial *d = (shm_dial *)(void *)((char *)job - offsetof(shm_dial, job));
+    bool cancelled = ep_lane_dial_is_cancelled(&d->lane);
+    ep_error error = {.code = EP_ERR_CANCELLED};
+    if (!d->over && (cancelled || (!d->begun && open_socket(d, &error) != EP_OK))) {
+        over(d, NULL, &error);
+    }
+    d->begun = true;
+    ep_lane_dial_unref(&d->lane);
+}
+
+static void post(ep_lane_dial *dial)
+{
+    shm_dial *d = (shm_dial *)dial;
+    ep_lane_dial_ref(dial);
+    if (!ep_shm_loop_post(d->loop, &d->job)) {
+        ep_lane_dial_unref(dial);
+    }
+}
+
+static ep_err dial_begin(ep_dial *base, const ep_lane_address *address, ep_error *out_error)
+{
+    shm_dial *d = (shm_dial *)base;
+    ep_err err = ep_shm_open(address, d->lane.url, &d->path, &d->access, out_error);
+    if (err == EP_OK) {
+        d->lane.cancel = post;
+        d->loop = ep_shm_loop_first();
+        d->source.on_event = on_welcome;
+        d->job.run = on_posted;
+        d->socket = -1;
+        post(&d->lane);
+    }
+    return err;
+}
+
 static const char *const schemes[] = {"shm", NULL};
 
 const ep_lane_ops ep_shm_lane = {
@@ -226,7 +356,7 @@ const ep_lane_ops ep_shm_lane = {
     .dial_bytes = sizeof(shm_dial),
     .listen = listen_on,
     .listener_close = listener_close,
-    .dial = ep_shm_dial,
+    .dial = dial_begin,
     .conn_send = ep_shm_conn_send,
     .fini = ep_shm_fini,
 };
