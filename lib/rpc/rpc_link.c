@@ -411,9 +411,8 @@ void ep_rpc_link_send_bare(ep_rpc_link *link, const ep_frame *frame)
     if (ep_rpc_out_create(link->common->pool, 0, NULL, &out) != EP_OK) {
         return;
     }
-    uint32_t tensor_offset = out->frame.tensor_offset;
     out->frame = *frame;
-    out->frame.tensor_offset = tensor_offset;
+    out->frame.tensor_offset = ep_frame_tensor_offset(0);
     if (ep_rpc_link_send(link, out) != EP_OK) {
         ep_rpc_out_destroy(out);
     }

@@ -72,9 +72,9 @@ static reply_fate judge_locked(ep_rpc_client_link *link, const ep_frame *frame,
     return REPLY_END;
 }
 
-/* Checks and unpacks the content of a good reply. */
-static ep_err read_message(const ep_rpc_client_call *call, const ep_frame *frame, ep_buffer *buffer,
-                           ep_rpc_budget *budget, ep_rpc_reply *reply, ep_error *out_error)
+/* Checks and unpacks the content of a good reply; *out_error is set only on failure. */
+static void read_message(const ep_rpc_client_call *call, const ep_frame *frame, ep_buffer *buffer,
+                         ep_rpc_budget *budget, ep_rpc_reply *reply, ep_error *out_error)
 {
     ProtobufCMessage *message = NULL;
     ep_err err =
@@ -82,15 +82,12 @@ static ep_err read_message(const ep_rpc_client_call *call, const ep_frame *frame
                       frame->header_bytes, &message, out_error);
     if (err == EP_ERR_INVALID_ARGUMENT) {
         out_error->code = EP_ERR_PROTOCOL; /* the request was valid, the answer is not */
-        err = EP_ERR_PROTOCOL;
-    }
-    if (err == EP_OK) {
+    } else if (err == EP_OK) {
         reply->header = message;
         reply->tensors = frame->tensor_bytes > 0 ? buffer->data + frame->tensor_offset : NULL;
         reply->tensor_bytes = (size_t)frame->tensor_bytes;
         reply->frame = buffer;
     }
-    return err;
 }
 
 /* Delivers one message of a stream, and the end if the call ended meanwhile. */
@@ -126,22 +123,16 @@ static void deliver_message(ep_rpc_client_call *call, const ep_rpc_reply *reply,
 
 /* Delivers the last frame of a call: its message, the end of its stream, or the peer's error. */
 static void deliver_last(ep_rpc_client_call *call, const ep_frame *frame, ep_buffer *buffer,
-                         ep_rpc_budget *budget, ep_rpc_reply *reply, const ep_error *damage)
+                         ep_rpc_budget *budget, ep_rpc_reply *reply, ep_error *io_damage)
 {
-    ep_error error;
-    ep_err err = EP_OK;
-    if (damage->code != EP_OK) {
-        error = *damage;
-        err = error.code;
-    } else if (frame->status != 0) {
+    if (io_damage->code == EP_OK && frame->status != 0) {
         ep_rpc_status_read(call->channel->common.pool, frame->status,
-                           buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes, &error);
-        err = error.code;
-    } else if (call->method->stream == EP_RPC_UNARY) {
-        err = read_message(call, frame, buffer, budget, reply, &error);
+                           buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes, io_damage);
+    } else if (io_damage->code == EP_OK && call->method->stream == EP_RPC_UNARY) {
+        read_message(call, frame, buffer, budget, reply, io_damage);
     }
     reply->end = true;
-    call->on_reply(call->arg, reply, err != EP_OK ? &error : NULL);
+    call->on_reply(call->arg, reply, io_damage->code != EP_OK ? io_damage : NULL);
 }
 
 static void reply_arrived(ep_rpc_client_link *link, const ep_frame *frame, ep_buffer *taken_buffer)
@@ -176,16 +167,12 @@ static void reply_arrived(ep_rpc_client_link *link, const ep_frame *frame, ep_bu
             call->on_reply(call->arg, &reply, &error);
         }
         break;
-    case REPLY_MESSAGE: {
-        ep_err err = damage.code != EP_OK
-                         ? damage.code
-                         : read_message(call, frame, taken_buffer, &budget, &reply, &error);
-        deliver_message(call, &reply,
-                        err == EP_OK           ? NULL
-                        : damage.code != EP_OK ? &damage
-                                               : &error);
+    case REPLY_MESSAGE:
+        if (damage.code == EP_OK) {
+            read_message(call, frame, taken_buffer, &budget, &reply, &damage);
+        }
+        deliver_message(call, &reply, damage.code != EP_OK ? &damage : NULL);
         break;
-    }
     case REPLY_END:
         deliver_last(call, frame, taken_buffer, &budget, &reply, &damage);
         break;
