@@ -5,11 +5,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Each level includes all levels before it; those of the other architecture are never present. */
-enum { PORTABLE, NEON, NEON_DOT, NEON_BF16, AVX2, AVX512F, AVX512VNNI, AVX512BF16, LEVELS };
+#include "base/check.h"
 
-static const char *const level_names[LEVELS] = {"portable", "neon",    "neon_dot",   "neon_bf16",
-                                                "avx2",     "avx512f", "avx512vnni", "avx512bf16"};
+/* Each level includes all levels before it; those of the other architecture are never present. */
+static const struct {
+    const char *name;
+    size_t flag; /* offset in ep_cpu_features; each CPU has the first level */
+} levels[] = {{"portable", 0},
+              {"neon", offsetof(ep_cpu_features, neon)},
+              {"neon_dot", offsetof(ep_cpu_features, arm_dot)},
+              {"neon_bf16", offsetof(ep_cpu_features, arm_bf16)},
+              {"avx2", offsetof(ep_cpu_features, avx2_fma_f16c)},
+              {"avx512f", offsetof(ep_cpu_features, avx512f)},
+              {"avx512vnni", offsetof(ep_cpu_features, avx512vnni)},
+              {"avx512bf16", offsetof(ep_cpu_features, avx512bf16)}};
+#define LEVELS EP_ARRAY_COUNT(levels)
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -58,36 +68,22 @@ static ep_cpu_features of_cpu(void)
 }
 #endif
 
-static bool has_level(const ep_cpu_features *features, int level)
+static bool *flag_of(ep_cpu_features *features, size_t level)
 {
-    switch (level) {
-    case PORTABLE:
-        return true;
-    case NEON:
-        return features->neon;
-    case NEON_DOT:
-        return features->arm_dot;
-    case NEON_BF16:
-        return features->arm_bf16;
-    case AVX2:
-        return features->avx2_fma_f16c;
-    case AVX512F:
-        return features->avx512f;
-    case AVX512VNNI:
-        return features->avx512vnni;
-    case AVX512BF16:
-        return features->avx512bf16;
-    default:
-        return false;
-    }
+    return (bool *)((uint8_t *)features + levels[level].flag);
+}
+
+static bool has_level(ep_cpu_features features, size_t level)
+{
+    return level == 0 || (level < LEVELS && *flag_of(&features, level));
 }
 
 /* The requested level; LEVELS: none, or an unknown one. */
-static int level_wanted(void)
+static size_t level_wanted(void)
 {
     const char *wanted = getenv(EP_CPU_FEATURES_VARIABLE);
-    int level = 0;
-    while (level < LEVELS && (wanted == NULL || strcmp(wanted, level_names[level]) != 0)) {
+    size_t level = 0;
+    while (level < LEVELS && (wanted == NULL || strcmp(wanted, levels[level].name) != 0)) {
         level++;
     }
     return level;
@@ -96,15 +92,11 @@ static int level_wanted(void)
 ep_cpu_features ep_cpu_features_read(void)
 {
     ep_cpu_features features = of_cpu();
-    const int level = level_wanted();
-    if (level < LEVELS && has_level(&features, level)) {
-        features.neon = features.neon && level >= NEON;
-        features.arm_dot = features.arm_dot && level >= NEON_DOT;
-        features.arm_bf16 = features.arm_bf16 && level >= NEON_BF16;
-        features.avx2_fma_f16c = features.avx2_fma_f16c && level >= AVX2;
-        features.avx512f = features.avx512f && level >= AVX512F;
-        features.avx512bf16 = features.avx512bf16 && level >= AVX512BF16;
-        features.avx512vnni = features.avx512vnni && level >= AVX512VNNI;
+    const size_t level = level_wanted();
+    if (has_level(features, level)) {
+        for (size_t above = level + 1; above < LEVELS; above++) {
+            *flag_of(&features, above) = false;
+        }
     }
     return features;
 }
@@ -113,15 +105,15 @@ ep_err ep_cpu_features_check(ep_error *out_error)
 {
     const char *wanted = getenv(EP_CPU_FEATURES_VARIABLE);
     const ep_cpu_features features = of_cpu();
-    if (wanted == NULL || wanted[0] == '\0' || has_level(&features, level_wanted())) {
+    if (wanted == NULL || wanted[0] == '\0' || has_level(features, level_wanted())) {
         return EP_OK;
     }
     char allowed[64] = "";
-    for (int level = 0; level < LEVELS; level++) {
+    for (size_t level = 0; level < LEVELS; level++) {
         size_t used = strlen(allowed);
-        if (has_level(&features, level)) {
+        if (has_level(features, level)) {
             snprintf(allowed + used, sizeof(allowed) - used, "%s%s", level == 0 ? "" : ", ",
-                     level_names[level]);
+                     levels[level].name);
         }
     }
     return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
