@@ -502,28 +502,6 @@ void ep_rpc_channel_pump(ep_rpc_channel *channel)
 
 /* ---- start ---- */
 
-/* header: bytes of the request's header section. */
-static ep_err check_request(const ep_rpc_channel *channel, const ep_rpc_request *request,
-                            size_t header, ep_error *out_error)
-{
-    const ep_rpc_limits *limits = &channel->common.limits;
-    EP_ASSERT(request->method != NULL &&
-              request->header->descriptor == request->method->method->input);
-    size_t tensors = request->tensors != NULL ? request->tensors->bytes : 0;
-    if (header > limits->header_bytes_max) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "request header has %zu bytes, header_bytes_max is %zu", header,
-                            limits->header_bytes_max);
-    }
-    size_t offset = ep_frame_tensor_offset((uint32_t)header);
-    if (tensors > limits->frame_bytes_max || offset > limits->frame_bytes_max - tensors) {
-        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                            "request has %zu header and %zu tensor bytes, frame_bytes_max is %zu",
-                            header, tensors, limits->frame_bytes_max);
-    }
-    return EP_OK;
-}
-
 /* Whether a call may start now. Lock held. */
 static ep_err check_state_locked(ep_rpc_channel *channel, const ep_rpc_request *request,
                                  size_t queue_bytes, ep_error *out_error)
@@ -610,16 +588,27 @@ ep_err ep_rpc_call_start(ep_rpc_channel *channel, const ep_rpc_request *request,
                          ep_rpc_reply_func on_reply, void *arg, ep_rpc_call_id *out_id,
                          ep_error *out_error)
 {
-    ep_rpc_out *out;
+    const ep_rpc_limits *limits = &channel->common.limits;
+    EP_ASSERT(request->method != NULL &&
+              request->header->descriptor == request->method->method->input);
     const size_t header =
         ep_rpc_request_header_bytes(request->metadata, request->metadata_count, request->header);
-    ep_err err = check_request(channel, request, header, out_error);
-    if (err != EP_OK) {
-        return err;
+    if (header > limits->header_bytes_max) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "request header has %zu bytes, header_bytes_max is %zu", header,
+                            limits->header_bytes_max);
     }
+    const size_t tensor_bytes = request->tensors != NULL ? request->tensors->bytes : 0;
+    if (tensor_bytes > limits->frame_bytes_max ||
+        ep_frame_tensor_offset((uint32_t)header) > limits->frame_bytes_max - tensor_bytes) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                            "request has %zu header and %zu tensor bytes, frame_bytes_max is %zu",
+                            header, tensor_bytes, limits->frame_bytes_max);
+    }
+    ep_rpc_out *out;
     ep_buffer *tensors = request->tensors != NULL ? ep_buffer_ref(request->tensors) : NULL;
-    err = ep_rpc_out_create_request(channel->common.pool, header, request->metadata,
-                                    request->metadata_count, request->header, tensors, &out);
+    ep_err err = ep_rpc_out_create_request(channel->common.pool, header, request->metadata,
+                                           request->metadata_count, request->header, tensors, &out);
     if (err != EP_OK) {
         ep_buffer_unref(tensors);
         ep_error_set(out_error, err, "no buffer for a request: %s", ep_err_text(err));

@@ -179,26 +179,6 @@ ep_err ep_frame_check_header_bytes(const ep_frame *frame, size_t header_bytes_ma
     return EP_OK;
 }
 
-static ep_err check_lengths(const ep_frame *f, size_t frame_bytes_max, ep_error *out_error)
-{
-    const char *kind = rules[f->kind].name;
-    uint32_t offset = ep_frame_tensor_offset(f->header_bytes);
-    if (f->tensor_offset != offset) {
-        return ep_error_set(out_error, EP_ERR_PROTOCOL,
-                            "%s frame with header_bytes %u has tensor offset %u, must be %u", kind,
-                            f->header_bytes, f->tensor_offset, offset);
-    }
-    size_t limit =
-        frame_bytes_max < EP_FRAME_BYTES_CEILING ? frame_bytes_max : EP_FRAME_BYTES_CEILING;
-    if (offset > limit || f->tensor_bytes > limit - offset) {
-        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
-                            "%s frame has header_bytes %u and tensor_bytes %llu, the frame may "
-                            "have up to frame_bytes_max %zu",
-                            kind, f->header_bytes, (unsigned long long)f->tensor_bytes, limit);
-    }
-    return EP_OK;
-}
-
 ep_frame ep_frame_read(const uint8_t checked[EP_FRAME_FIXED_BYTES])
 {
     fixed_part fixed;
@@ -236,9 +216,24 @@ ep_err ep_frame_decode(const uint8_t bytes[EP_FRAME_FIXED_BYTES], size_t frame_b
                             "%s frame has a value in %s that its kind does not allow",
                             rules[f.kind].name, wrong);
     }
-    if ((err = ep_frame_check_header_bytes(&f, header_bytes_max, out_error)) != EP_OK ||
-        (err = check_lengths(&f, frame_bytes_max, out_error)) != EP_OK) {
+    err = ep_frame_check_header_bytes(&f, header_bytes_max, out_error);
+    if (err != EP_OK) {
         return err;
+    }
+    const char *kind = rules[f.kind].name;
+    const uint32_t offset = ep_frame_tensor_offset(f.header_bytes);
+    if (f.tensor_offset != offset) {
+        return ep_error_set(out_error, EP_ERR_PROTOCOL,
+                            "%s frame with header_bytes %u has tensor offset %u, must be %u", kind,
+                            f.header_bytes, f.tensor_offset, offset);
+    }
+    const size_t limit =
+        frame_bytes_max < EP_FRAME_BYTES_CEILING ? frame_bytes_max : EP_FRAME_BYTES_CEILING;
+    if (offset > limit || f.tensor_bytes > limit - offset) {
+        return ep_error_set(out_error, EP_ERR_RESOURCE_EXHAUSTED,
+                            "%s frame has header_bytes %u and tensor_bytes %llu, the frame may "
+                            "have up to frame_bytes_max %zu",
+                            kind, f.header_bytes, (unsigned long long)f.tensor_bytes, limit);
     }
     if (out_frame != NULL) {
         *out_frame = f;
