@@ -47,16 +47,10 @@ ep_rpc_host *ep_rpc_hosts_enter(ep_rpc_hosts *hosts, const char *peer, ep_buffer
     return host;
 }
 
-static uint64_t refusals_of(const ep_rpc_host *host)
-{
-    ep_buffer_pool_stats stats;
-    ep_buffer_pool_read_stats(host->pool, &stats);
-    return stats.refusals;
-}
-
 void ep_rpc_hosts_leave(ep_rpc_hosts *hosts, ep_rpc_host *host)
 {
     ep_rpc_host **at = &hosts->first;
+    ep_buffer_pool_stats stats;
     if (--host->connections > 0) {
         return;
     }
@@ -64,7 +58,8 @@ void ep_rpc_hosts_leave(ep_rpc_hosts *hosts, ep_rpc_host *host)
         at = &(*at)->next;
     }
     *at = host->next;
-    hosts->refusals += refusals_of(host);
+    ep_buffer_pool_read_stats(host->pool, &stats);
+    hosts->refusals += stats.refusals;
     ep_buffer_pool_destroy(host->pool); /* frames in use still hold a reference */
     free(host);
 }

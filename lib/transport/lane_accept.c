@@ -171,11 +171,6 @@ uint32_t ep_accept_places(ep_lane_limits *limits, const char *url)
     return most - (most / 4 < SPARE ? most / 4 : SPARE);
 }
 
-static uint32_t share_of_address(uint32_t places)
-{
-    return places / 4 > STRANGERS_MIN ? places / 4 : STRANGERS_MIN;
-}
-
 size_t ep_accept_host_bytes(const char *peer)
 {
     const char *port = strrchr(peer, ':');
@@ -204,7 +199,7 @@ void ep_accept_pick_see(ep_accept_pick *pick, void *connection, const char *peer
 void *ep_accept_pick_choose(const ep_accept_pick *pick, uint32_t places, bool *out_room)
 {
     bool is_full = pick->taken >= places;
-    bool has_share = pick->of_host >= share_of_address(places);
+    bool has_share = pick->of_host >= STRANGERS_MIN && pick->of_host >= places / 4;
     void *gone = has_share ? pick->oldest_of_host : is_full ? pick->oldest : NULL;
     *out_room = gone != NULL || !is_full;
     return gone;

@@ -210,17 +210,12 @@ typedef struct loopback_lane {
     loopback_listener *listeners;
 } loopback_lane;
 
-#define LANE_AT_REST                                                                               \
-    (loopback_lane)                                                                                \
-    {                                                                                              \
-        .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER                     \
-    }
-
-static loopback_lane lane = LANE_AT_REST;
+static loopback_lane lane = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                             .changed = PTHREAD_COND_INITIALIZER};
 
 static void forget(void)
 {
-    lane = LANE_AT_REST;
+    lane = (loopback_lane){.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
     worker = (ep_lane_worker)EP_LANE_WORKER("ep-loopback");
 }
 

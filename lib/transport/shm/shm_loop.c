@@ -26,17 +26,11 @@ typedef struct shm_lane {
     shm_loop loops[EP_LANE_THREADS_MAX];
 } shm_lane;
 
-#define LANE_AT_REST                                                                               \
-    (shm_lane)                                                                                     \
-    {                                                                                              \
-        .lock = PTHREAD_MUTEX_INITIALIZER                                                          \
-    }
-
-static shm_lane lane = LANE_AT_REST;
+static shm_lane lane = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void forget(void)
 {
-    lane = LANE_AT_REST;
+    lane = (shm_lane){.lock = PTHREAD_MUTEX_INITIALIZER};
 }
 
 /* ---- posting ---- */

@@ -21,13 +21,7 @@ typedef struct uv_lane {
     ep_uv_loop_worker workers[EP_LANE_THREADS_MAX];
 } uv_lane;
 
-#define LANE_AT_REST                                                                               \
-    (uv_lane)                                                                                      \
-    {                                                                                              \
-        .lock = PTHREAD_MUTEX_INITIALIZER                                                          \
-    }
-
-static uv_lane lane = LANE_AT_REST;
+static uv_lane lane = {.lock = PTHREAD_MUTEX_INITIALIZER};
 static uint32_t next_worker;                /* atomic */
 static uint64_t busy_poll_ns;               /* atomic */
 static uint64_t polls;                      /* atomic */
@@ -165,7 +159,7 @@ static void worker_stop(ep_uv_loop_worker *worker)
 
 static void forget(void)
 {
-    lane = LANE_AT_REST;
+    lane = (uv_lane){.lock = PTHREAD_MUTEX_INITIALIZER};
     current = NULL;
 }
 
