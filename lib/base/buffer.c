@@ -252,13 +252,6 @@ static ep_err charge_all(ep_buffer_pool *pool, size_t charge)
     return err;
 }
 
-static void discharge_all(ep_buffer_pool *pool, size_t charge)
-{
-    for (; pool != NULL; pool = pool->parent) {
-        discharge_one(pool, charge);
-    }
-}
-
 /* Charges the pool, and takes a kept buffer if there is one; charge is at most
  * class_bytes(class_index). */
 static ep_err reserve(ep_buffer_pool *pool, size_t charge, uint32_t class_index,
@@ -444,7 +437,9 @@ ep_err ep_buffer_recharge(ep_buffer *buffer, size_t have_bytes)
             return err;
         }
     } else if (charge < buffer->charged_bytes) {
-        discharge_all(buffer->pool, buffer->charged_bytes - charge);
+        for (ep_buffer_pool *pool = buffer->pool; pool != NULL; pool = pool->parent) {
+            discharge_one(pool, buffer->charged_bytes - charge);
+        }
     } else {
         return EP_OK;
     }

@@ -8,16 +8,11 @@
 
 static const char *const states[] = {"starting", "serving", "draining", "degraded"};
 
-/* As in gRPC: 0 unknown, 1 serving, 2 not serving. A degraded process still serves. */
-static uint32_t status_of(const char *state)
-{
-    return strcmp(state, "serving") == 0 || strcmp(state, "degraded") == 0 ? 1 : 2;
-}
-
 static void send_state(ep_rpc_call *call, const char *state)
 {
     Expertd__V1__HealthCheckReply reply = EXPERTD__V1__HEALTH_CHECK_REPLY__INIT;
-    reply.status = status_of(state);
+    /* as in gRPC: 0 unknown, 1 serving, 2 not serving; a degraded process still serves */
+    reply.status = strcmp(state, "serving") == 0 || strcmp(state, "degraded") == 0 ? 1 : 2;
     reply.detail = ep_rpc_unconst(state);
     ep_rpc_call_closure(&reply.base, call);
 }

@@ -48,7 +48,8 @@ bool ep_rpc_hello_wants_crc(const ep_rpc_common *common, ep_conn *conn)
     return common->payload_crc && !ep_conn_is_trusted(conn);
 }
 
-static ep_err check_versions(const Expertd__V1__Hello *hello, ep_error *out_error)
+ep_err ep_rpc_hello_check_server(bool payload_crc, const Expertd__V1__Hello *hello,
+                                 ep_error *out_error)
 {
     if (hello->protocol_min > EP_RPC_PROTOCOL_VERSION ||
         hello->protocol_max < EP_RPC_PROTOCOL_VERSION) {
@@ -61,22 +62,12 @@ static ep_err check_versions(const Expertd__V1__Hello *hello, ep_error *out_erro
                             "peer requires feature \"%.100s\", which this build does not know",
                             hello->required_features[0]);
     }
-    return EP_OK;
-}
-
-static ep_err check_crc(bool payload_crc, const Expertd__V1__Hello *hello, ep_error *out_error)
-{
     if ((hello->payload_crc != 0) != payload_crc) {
         return ep_error_set(
             out_error, EP_ERR_FAILED_PRECONDITION,
             "payload_crc is %s at the peer and %s here; both ends of a connection must agree",
             hello->payload_crc ? "on" : "off", payload_crc ? "on" : "off");
     }
-    return EP_OK;
-}
-
-static ep_err check_host(const Expertd__V1__Hello *hello, ep_error *out_error)
-{
     if (strlen(hello->host) >= EP_HOST_BYTES) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "peer's host has %zu bytes, allowed up to %d", strlen(hello->host),
@@ -111,12 +102,4 @@ ep_err ep_rpc_hello_check_client(const ep_rpc_common *common, unsigned roles, bo
                             (unsigned char)hello->node[good], good);
     }
     return role_err == EP_OK ? EP_OK : ep_error_set(out_error, role_err, "%s", role_error.text);
-}
-
-ep_err ep_rpc_hello_check_server(bool payload_crc, const Expertd__V1__Hello *hello,
-                                 ep_error *out_error)
-{
-    ep_err err = check_versions(hello, out_error);
-    err = err == EP_OK ? check_crc(payload_crc, hello, out_error) : err;
-    return err == EP_OK ? check_host(hello, out_error) : err;
 }

@@ -53,15 +53,6 @@ bool ep_address_split(const char *url, ep_host_port *out)
     return true;
 }
 
-static ep_err check_tls(const ep_lane_address *address, bool has_tls, ep_error *out_error)
-{
-    return has_tls == (address->tls != NULL)
-               ? EP_OK
-               : ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "address %s %s", address->url,
-                              has_tls ? "needs TLS settings: ca_file and others"
-                                      : "has TLS settings but its scheme is not tls+tcp");
-}
-
 ep_err ep_address_read_stream(const ep_lane_address *address, bool allows_tls, ep_host_port *out,
                               ep_error *out_error)
 {
@@ -81,10 +72,15 @@ ep_err ep_address_read_stream(const ep_lane_address *address, bool allows_tls, e
                             "address '%.64s': write an IPv6 address as [%.*s]", address->url,
                             (int)bytes, host);
     }
+    if (has_tls != (address->tls != NULL)) {
+        return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "address %s %s", address->url,
+                            has_tls ? "needs TLS settings: ca_file and others"
+                                    : "has TLS settings but its scheme is not tls+tcp");
+    }
     bool is_any = bytes == 1 && host[0] == '*';
     snprintf(out->host, sizeof(out->host), "%.*s", is_any ? 0 : (int)bytes, host);
     snprintf(out->port, sizeof(out->port), "%s", port);
-    return check_tls(address, has_tls, out_error);
+    return EP_OK;
 }
 
 /* Number of bits of the address, 32 or 128; 0: text is no address. */

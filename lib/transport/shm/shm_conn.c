@@ -183,14 +183,6 @@ static bool fill_ring(shm_conn *conn, unsigned fills_max, bool *out_bell)
     return false;
 }
 
-/* Lock held: if this frame is in the ring and its sender may run done(), removes it from those that
- * wait for the loop. */
-static ep_send *take_own(shm_conn *conn, const ep_send *send)
-{
-    bool is_own = send->done_inside && conn->lane.sent.head == send;
-    return is_own ? ep_send_queue_pop(&conn->lane.sent) : NULL;
-}
-
 /* The rest of a send: without the lock, counted in conn->inside. */
 static void end_send(shm_conn *conn, bool bell, ep_send *own)
 {
@@ -219,7 +211,8 @@ ep_err ep_shm_conn_send(ep_conn *base, ep_send *send)
     ep_err err = ep_lane_conn_queue(lane, send);
     if (err == EP_OK && first) {
         more = fill_ring(conn, SEND_FILLS, &bell);
-        own = take_own(conn, send);
+        /* if it is in the ring and done() may run here, it does not wait for the loop */
+        own = send->done_inside && lane->sent.head == send ? ep_send_queue_pop(&lane->sent) : NULL;
     }
     if (lane->closing || more) {
         post(lane);
