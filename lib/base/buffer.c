@@ -153,14 +153,10 @@ size_t ep_buffer_class_bytes(size_t bytes)
 static uint8_t *data_alloc(size_t capacity)
 {
     void *data;
-    if (capacity < LARGE_PAGE_BYTES) {
-        return aligned_alloc(EP_BUFFER_ALIGN, capacity);
-    }
-    /* aligned_alloc may require a multiple of the alignment */
-    if (posix_memalign(&data, LARGE_PAGE_BYTES, capacity) != 0) {
-        return NULL;
-    }
-    return data;
+    const bool is_large = capacity >= LARGE_PAGE_BYTES;
+    return posix_memalign(&data, is_large ? LARGE_PAGE_BYTES : EP_BUFFER_ALIGN, capacity) == 0
+               ? data
+               : NULL;
 }
 
 /* A huge page is allocated at its first byte, so huge pages are used only within the charge:

@@ -137,30 +137,21 @@ void ep_timer_init(ep_timer *timer, ep_timer_func func, void *arg)
     *timer = (ep_timer){.func = func, .arg = arg};
 }
 
-static bool grow(ep_timer_service *s)
-{
-    if (s->count + 2 <= s->capacity) {
-        return true;
-    }
-    size_t capacity = s->capacity == 0 ? 64 : s->capacity * 2;
-    ep_timer **heap = realloc(s->heap, capacity * sizeof(*heap));
-    if (heap == NULL) {
-        return false;
-    }
-    s->heap = heap;
-    s->capacity = capacity;
-    return true;
-}
-
 ep_err ep_timer_arm(ep_timer_service *s, ep_timer *timer, uint64_t due_ns)
 {
     pthread_mutex_lock(&s->lock);
     if (timer->heap_index != 0) {
         heap_remove(s, timer);
     }
-    if (!grow(s)) {
-        pthread_mutex_unlock(&s->lock);
-        return EP_ERR_NO_MEMORY;
+    if (s->count + 2 > s->capacity) {
+        size_t capacity = s->capacity == 0 ? 64 : s->capacity * 2;
+        ep_timer **heap = realloc(s->heap, capacity * sizeof(*heap));
+        if (heap == NULL) {
+            pthread_mutex_unlock(&s->lock);
+            return EP_ERR_NO_MEMORY;
+        }
+        s->heap = heap;
+        s->capacity = capacity;
     }
     timer->due_ns = due_ns;
     place(s, timer, ++s->count);

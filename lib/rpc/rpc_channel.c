@@ -13,20 +13,6 @@
 
 #define BUCKETS_MIN 64
 
-static ep_err copy_address(ep_rpc_channel *channel, const ep_rpc_channel_config *config,
-                           ep_error *out_error)
-{
-    const ep_tls_config *tls = config->address.tls;
-    channel->url = strdup(config->address.url);
-    channel->connection_class =
-        strdup(config->connection_class != NULL ? config->connection_class : "");
-    channel->address =
-        (ep_lane_address){.url = channel->url, .tls = tls != NULL ? &channel->tls : NULL};
-    bool ok = channel->url != NULL && channel->connection_class != NULL &&
-              (tls == NULL || ep_tls_config_copy(tls, &channel->tls) == EP_OK);
-    return ok ? EP_OK : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a channel");
-}
-
 static void channel_free(ep_rpc_channel *channel)
 {
     while (channel->free_calls != NULL) {
@@ -47,22 +33,26 @@ static void channel_free(ep_rpc_channel *channel)
 static ep_err fill(ep_rpc_channel *channel, const ep_rpc_channel_config *config,
                    ep_error *out_error)
 {
+    const ep_tls_config *tls = config->address.tls;
     ep_err err = ep_rpc_common_copy(&config->common, &channel->common, out_error);
-    if (err == EP_OK) {
-        err = copy_address(channel, config, out_error);
-    }
     if (err != EP_OK) {
         return err;
     }
+    channel->url = strdup(config->address.url);
+    channel->connection_class =
+        strdup(config->connection_class != NULL ? config->connection_class : "");
+    channel->buckets_count = BUCKETS_MIN;
+    channel->buckets = calloc(BUCKETS_MIN, sizeof(channel->buckets[0]));
+    if (channel->url == NULL || channel->connection_class == NULL || channel->buckets == NULL ||
+        (tls != NULL && ep_tls_config_copy(tls, &channel->tls) != EP_OK)) {
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a channel");
+    }
+    channel->address =
+        (ep_lane_address){.url = channel->url, .tls = tls != NULL ? &channel->tls : NULL};
     channel->lane = ep_lane_for_url(channel->url);
     if (channel->lane == NULL) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "no lane serves the address \"%.100s\"", channel->url);
-    }
-    channel->buckets_count = BUCKETS_MIN;
-    channel->buckets = calloc(BUCKETS_MIN, sizeof(channel->buckets[0]));
-    if (channel->buckets == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a channel");
     }
     channel->lane_limits = (ep_lane_limits){
         .frame_bytes = ep_frame_read_bytes,

@@ -382,22 +382,16 @@ static ep_rpc_session *next_to_close(ep_rpc_server *server)
     return session;
 }
 
-static void close_sessions(ep_rpc_server *server)
-{
-    ep_rpc_session *session;
-    while ((session = next_to_close(server)) != NULL) {
-        ep_rpc_link_goodbye(&session->link, EP_ERR_UNAVAILABLE, "the server stops");
-        ep_rpc_link_unref(&session->link);
-    }
-}
-
 void ep_rpc_server_destroy(ep_rpc_server *server)
 {
     if (server == NULL) {
         return;
     }
     close_listeners(server);
-    close_sessions(server);
+    for (ep_rpc_session *session; (session = next_to_close(server)) != NULL;) {
+        ep_rpc_link_goodbye(&session->link, EP_ERR_UNAVAILABLE, "the server stops");
+        ep_rpc_link_unref(&session->link);
+    }
     ep_rpc_door_destroy(server->door);
     pthread_mutex_lock(&server->lock);
     while (server->sessions != NULL) {

@@ -165,22 +165,6 @@ static void unread_to_front(ep_assembler *a)
     a->staged_end = first + second;
 }
 
-/* The checked length of the next frame. */
-static ep_err read_length(const ep_assembler *a, const ep_lane_limits *limits, bool large_allowed,
-                          const char *peer, size_t *out_bytes, ep_error *out_error)
-{
-    size_t need = limits->prefix_bytes;
-    size_t first = ahead_unread(a);
-    uint8_t prefix[EP_FRAME_PREFIX_BYTES] = {0};
-    if (first > 0) {
-        memcpy(prefix, a->ahead->data + a->ahead_begin, first < need ? first : need);
-    }
-    if (first < need) {
-        memcpy(prefix + first, a->staging + a->staged_begin, need - first);
-    }
-    return ep_lane_frame_length(limits, large_allowed, prefix, peer, out_bytes, out_error);
-}
-
 /* Gets the frame's buffer, with what has arrived of the frame. */
 static ep_assembler_step begin_frame(ep_assembler *a, const ep_lane_limits *limits, size_t bytes)
 {
@@ -220,11 +204,20 @@ ep_assembler_step ep_assembler_next(ep_assembler *a, const ep_lane_limits *limit
 {
     if (a->frame == NULL) {
         size_t bytes = 0;
-        if (ahead_unread(a) + staged_unread(a) < limits->prefix_bytes) {
+        const size_t need = limits->prefix_bytes;
+        const size_t first = ahead_unread(a) < need ? ahead_unread(a) : need;
+        uint8_t prefix[EP_FRAME_PREFIX_BYTES] = {0};
+        if (ahead_unread(a) + staged_unread(a) < need) {
             unread_to_front(a);
             return EP_ASSEMBLER_MORE;
         }
-        if (read_length(a, limits, large_allowed, peer, &bytes, out_error) != EP_OK) {
+        if (first > 0) {
+            memcpy(prefix, a->ahead->data + a->ahead_begin, first);
+        }
+        if (first < need) {
+            memcpy(prefix + first, a->staging + a->staged_begin, need - first);
+        }
+        if (ep_lane_frame_length(limits, large_allowed, prefix, peer, &bytes, out_error) != EP_OK) {
             return EP_ASSEMBLER_ERROR;
         }
         ep_assembler_step step = begin_frame(a, limits, bytes);

@@ -633,13 +633,6 @@ void ep_nng_rep_door_stop(ep_nng_rep_door *door)
     stop_thread(door);
 }
 
-static void wait_for_sends_locked(ep_nng_rep_door *door)
-{
-    uint64_t until_ns = ep_clock_now_ns() + LAST_SEND_WAIT_NS;
-    while (door->stats.sends_queued > 0 && ep_clock_wait(&door->idle, &door->lock, until_ns)) {
-    }
-}
-
 void ep_nng_rep_door_close(ep_nng_rep_door *door)
 {
     if (door == NULL) {
@@ -649,7 +642,9 @@ void ep_nng_rep_door_close(ep_nng_rep_door *door)
     while (door->slots_used > 0 || door->notices > 0) {
         pthread_cond_wait(&door->idle, &door->lock);
     }
-    wait_for_sends_locked(door);
+    const uint64_t until_ns = ep_clock_now_ns() + LAST_SEND_WAIT_NS;
+    while (door->stats.sends_queued > 0 && ep_clock_wait(&door->idle, &door->lock, until_ns)) {
+    }
     for (rep_conn *conn = door->conns; conn != NULL; conn = conn->next) {
         ep_conn_close(conn->conn); /* its callbacks come later, from other threads */
     }

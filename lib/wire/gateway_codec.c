@@ -449,17 +449,6 @@ void ep_gateway_request_pack(const ep_moe_args *args, const ep_gate_config *gate
 
 /* ---- the gateway's side ---- */
 
-/* Tensors are only read, but the public type has one pointer for reading and writing. */
-static ep_tensor view_tensor(const gateway_part *part, const request_message *header,
-                             const uint8_t *data)
-{
-    void *at = (void *)(uintptr_t)data;
-    const ep_dtype type = type_of(part, header);
-    const uint32_t rows = read_u32(header, part->rows);
-    return part->columns == 0 ? ep_tensor_1d(at, type, rows)
-                              : ep_tensor_2d(at, type, rows, read_u32(header, part->columns));
-}
-
 static void view_parts(const request_message *header, const uint8_t *tensors,
                        const ep_gateway_layout *layout, ep_gateway_view *view)
 {
@@ -473,7 +462,13 @@ static void view_parts(const request_message *header, const uint8_t *tensors,
             memcpy((uint8_t *)&view->gate + part->at, &data, sizeof(data));
             continue;
         }
-        const ep_tensor tensor = view_tensor(part, header, data);
+        /* only read, but the public type has one pointer for reading and writing */
+        void *at = (void *)(uintptr_t)data;
+        const ep_dtype type = type_of(part, header);
+        const uint32_t rows = read_u32(header, part->rows);
+        const ep_tensor tensor =
+            part->columns == 0 ? ep_tensor_1d(at, type, rows)
+                               : ep_tensor_2d(at, type, rows, read_u32(header, part->columns));
         if (part->place == IN_LOGITS) {
             view->logits = tensor;
         } else {

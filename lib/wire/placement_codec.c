@@ -347,20 +347,6 @@ static ep_err decode_copies(const layer_message *message, const ep_routing_table
     return EP_OK;
 }
 
-/* Finds the exact pair: an empty version does not mean "any" here. */
-static bool find_model(const ep_routing_table *table, const char *name, const char *version,
-                       uint32_t *out_index)
-{
-    for (uint32_t m = 0; m < table->models_count; m++) {
-        if (strcmp(table->models[m].name, name) == 0 &&
-            strcmp(table->models[m].version, version) == 0) {
-            *out_index = m;
-            return true;
-        }
-    }
-    return false;
-}
-
 ep_layer_shape ep_layer_shape_of(const Expertd__V1__LayerInfo *info)
 {
     return (ep_layer_shape){.layer = info->layer,
@@ -390,12 +376,17 @@ static ep_err decode_layer(const layer_message *message, ep_routing_table *table
         .shared_inner = message->shared_inner,
         .numbers = {message->alpha, message->beta, message->limit},
     };
-    uint32_t model_index;
     ep_err err = ep_layer_shape_check(&shape, out_error);
     if (err != EP_OK) {
         return ep_error_prefix(out_error, err, "model %s", message->model);
     }
-    if (!find_model(table, message->model, message->version, &model_index)) {
+    uint32_t model_index = 0; /* the exact pair: an empty version does not mean "any" here */
+    while (model_index < table->models_count &&
+           (strcmp(table->models[model_index].name, message->model) != 0 ||
+            strcmp(table->models[model_index].version, message->version) != 0)) {
+        model_index++;
+    }
+    if (model_index == table->models_count) {
         return BAD("layer %" PRIu32
                    " of the snapshot belongs to model %s version '%s', which is not listed",
                    message->layer, message->model, message->version);

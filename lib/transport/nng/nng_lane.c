@@ -189,18 +189,6 @@ static ep_err set_tls(stream_listener *l, const ep_lane_address *address, ep_err
     return failed == 0 ? EP_OK : ep_nng_failed(address->url, failed, true, out_error);
 }
 
-static ep_err set_options(stream_listener *l, const ep_lane_address *address, ep_error *out_error)
-{
-    int failed = nng_stream_listener_set_bool(l->listener, NNG_OPT_TCP_NODELAY, true);
-    if (failed == 0) {
-        failed = nng_stream_listener_set_bool(l->listener, NNG_OPT_TCP_KEEPALIVE, true);
-    }
-    if (failed != 0) {
-        return ep_nng_failed(address->url, failed, true, out_error);
-    }
-    return l->tls ? set_tls(l, address, out_error) : EP_OK;
-}
-
 /* Best effort: if it fails, the next connection still gets the old settings. */
 static void connect_to_self(stream_listener *l)
 {
@@ -251,10 +239,16 @@ static ep_err listener_open(stream_listener *l, const ep_lane_address *address, 
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a listener");
     }
     int failed = nng_stream_listener_alloc(&l->listener, address->url);
+    if (failed == 0) {
+        failed = nng_stream_listener_set_bool(l->listener, NNG_OPT_TCP_NODELAY, true);
+    }
+    if (failed == 0) {
+        failed = nng_stream_listener_set_bool(l->listener, NNG_OPT_TCP_KEEPALIVE, true);
+    }
     if (failed != 0) {
         return ep_nng_failed(address->url, failed, true, out_error);
     }
-    ep_err err = set_options(l, address, out_error);
+    ep_err err = l->tls ? set_tls(l, address, out_error) : EP_OK;
     if (err != EP_OK) {
         return err;
     }
