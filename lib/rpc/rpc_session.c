@@ -303,37 +303,9 @@ static const ep_rpc_origin_ops origin_ops = {.reply = origin_reply,
                                              .remove = origin_remove,
                                              .unref = origin_unref};
 
-/* Registers a request's call. Errors: PROTOCOL (credit overrun, id in use): close the
- * connection. */
-static ep_err enter(ep_rpc_session *session, ep_rpc_call *call, uint32_t *out_calls,
-                    ep_error *out_error)
-{
-    ep_err err = EP_OK;
-    pthread_mutex_lock(&session->link.lock);
-    ep_rpc_call **at = find_locked(session, call->incoming.number);
-    if (*at != NULL) {
-        err = ep_error_set(out_error, EP_ERR_PROTOCOL,
-                           "call id %016llx is used again while its call is in flight",
-                           (unsigned long long)call->incoming.number);
-    } else if (call->frame_bytes > session->announced_bytes - session->received_bytes) {
-        err = ep_error_set(out_error, EP_ERR_PROTOCOL,
-                           "peer sent %llu request bytes in all, its credit is %llu",
-                           (unsigned long long)(session->received_bytes + call->frame_bytes),
-                           (unsigned long long)session->announced_bytes);
-    } else {
-        session->received_bytes += call->frame_bytes;
-        call->next = NULL;
-        *at = call;
-        *out_calls = ++session->calls_count;
-    }
-    pthread_mutex_unlock(&session->link.lock);
-    return err;
-}
-
 static void take_request(ep_rpc_session *session, const ep_frame *frame, ep_buffer *taken_buffer)
 {
     ep_error why;
-    uint32_t calls = 0;
     ep_rpc_call *call = ep_rpc_call_create(&session->origin, frame, taken_buffer);
     if (call == NULL) {
         ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for a call");
@@ -342,7 +314,27 @@ static void take_request(ep_rpc_session *session, const ep_frame *frame, ep_buff
         return;
     }
     ep_rpc_link_ref(&session->link); /* the call's reference */
-    if (enter(session, call, &calls, &why) != EP_OK) {
+    ep_err err = EP_OK;
+    pthread_mutex_lock(&session->link.lock);
+    ep_rpc_call **at = find_locked(session, call->incoming.number);
+    if (*at != NULL) {
+        err = ep_error_set(&why, EP_ERR_PROTOCOL,
+                           "call id %016llx is used again while its call is in flight",
+                           (unsigned long long)call->incoming.number);
+    } else if (call->frame_bytes > session->announced_bytes - session->received_bytes) {
+        err = ep_error_set(&why, EP_ERR_PROTOCOL,
+                           "peer sent %llu request bytes in all, its credit is %llu",
+                           (unsigned long long)(session->received_bytes + call->frame_bytes),
+                           (unsigned long long)session->announced_bytes);
+    } else {
+        session->received_bytes += call->frame_bytes;
+        call->next = NULL;
+        *at = call;
+        session->calls_count++;
+    }
+    const uint32_t calls = session->calls_count;
+    pthread_mutex_unlock(&session->link.lock);
+    if (err != EP_OK) {
         ep_rpc_link_close(&session->link, &why);
         ep_rpc_call_unref(call);
         return;
