@@ -41,36 +41,43 @@ uint32_t ep_batch_count_nonfinite(const ep_batch *batch, uint32_t token)
 }
 
 /* Mean of the finite elements; 0 when there are none. In f64, which H floats cannot overflow. */
-static float finite_mean(const ep_batch *batch, const uint8_t *row)
+static float finite_mean(const uint8_t *row, ep_dtype dtype, size_t count)
 {
-    size_t element = ep_dtype_bytes(batch->x.dtype);
+    size_t element = ep_dtype_bytes(dtype);
     double sum = 0.0;
-    uint32_t count = 0;
+    size_t finite = 0;
     float wide[CHUNK];
-    for (size_t done = 0; done < batch->hidden; done += CHUNK) {
-        size_t n = chunk_count(batch->hidden, done);
-        ep_row_widen(row + done * element, batch->x.dtype, n, wide);
+    for (size_t done = 0; done < count; done += CHUNK) {
+        size_t n = chunk_count(count, done);
+        ep_row_widen(row + done * element, dtype, n, wide);
         for (size_t i = 0; i < n; i++) {
             if (isfinite(wide[i])) {
                 sum += (double)wide[i];
-                count++;
+                finite++;
             }
         }
     }
-    return count == 0 ? 0.0f : (float)(sum / (double)count);
+    return finite == 0 ? 0.0f : (float)(sum / (double)finite);
 }
 
-/* The value that replaces a non-finite element; it is a value of x's type. */
-static float replacement(const ep_batch *batch, const uint8_t *row)
+/* The value that replaces a non-finite element of a row: 0 or the mean, which is rounded to the
+ * type of values. */
+static float replacement_of(const void *row, ep_dtype dtype, size_t n, ep_nan_policy policy,
+                            ep_dtype values)
 {
-    if (batch->nan_policy != EP_NAN_MEAN) {
+    if (policy != EP_NAN_MEAN) {
         return 0.0f;
     }
-    float mean = finite_mean(batch, row);
+    float mean = finite_mean(row, dtype, n);
     uint8_t narrow[sizeof(float)];
-    ep_row_narrow(&mean, 1, batch->x.dtype, narrow);
-    ep_row_widen(narrow, batch->x.dtype, 1, &mean);
+    ep_row_narrow(&mean, 1, values, narrow);
+    ep_row_widen(narrow, values, 1, &mean);
     return mean;
+}
+
+static float replacement(const ep_batch *batch, const uint8_t *row)
+{
+    return replacement_of(row, batch->x.dtype, batch->hidden, batch->nan_policy, batch->x.dtype);
 }
 
 static bool must_replace(const ep_batch *batch, uint32_t token)
@@ -94,20 +101,9 @@ static void replace_nonfinite(float *row, size_t n, float value)
 
 static EP_FLOAT_WORK void repair(float *row, size_t n, ep_nan_policy policy, ep_dtype dtype)
 {
-    double sum = 0.0;
-    size_t finite = 0;
-    for (size_t i = 0; i < n; i++) {
-        sum += isfinite(row[i]) ? (double)row[i] : 0.0;
-        finite += isfinite(row[i]) ? 1 : 0;
+    if (ep_row_count_nonfinite(row, EP_DTYPE_F32, n) > 0) {
+        replace_nonfinite(row, n, replacement_of(row, EP_DTYPE_F32, n, policy, dtype));
     }
-    if (finite == n) {
-        return;
-    }
-    float value = policy == EP_NAN_MEAN && finite > 0 ? (float)(sum / (double)finite) : 0.0f;
-    uint8_t narrow[sizeof(float)];
-    ep_row_narrow(&value, 1, dtype, narrow);
-    ep_row_widen(narrow, dtype, 1, &value);
-    replace_nonfinite(row, n, value);
 }
 
 void ep_floats_repair(float *row, size_t n, ep_nan_policy policy, ep_dtype dtype)
