@@ -49,68 +49,60 @@ group_link *ep_group_peer_link(ep_group *group, uint32_t rank)
 
 /* ---- hello ---- */
 
-/* Lock held. Why a hello is refused; NULL: it is not. */
-static const char *hello_fault(ep_group *group, const ep_group_hello *hello,
-                               const ep_group_frame *frame, char *text, size_t bytes)
+#define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
+
+/* Lock held. */
+static ep_err check_hello(ep_group *group, const ep_group_hello *hello, const ep_group_frame *frame,
+                          ep_error *out_error)
 {
     if (!ep_rpc_token_equal(group->token, hello->token)) {
-        return "the token is missing or wrong";
+        return ep_error_set(out_error, EP_ERR_UNAUTHENTICATED, "the token is missing or wrong");
     }
     if (strcmp(hello->name, group->name) != 0) {
-        snprintf(text, bytes,
-                 "name differs between ranks: \"%s\" at rank %" PRIu32 "; \"%s\" at rank %" PRIu32,
-                 group->name, group->rank, hello->name, hello->rank);
-        return text;
+        return BAD("name differs between ranks: \"%s\" at rank %" PRIu32
+                   "; \"%s\" at rank %" PRIu32,
+                   group->name, group->rank, hello->name, hello->rank);
     }
     if (hello->world_size != group->world) {
-        snprintf(text, bytes,
-                 "world_size differs between ranks: %" PRIu32 " at rank %" PRIu32 "; %" PRIu32
-                 " at rank %" PRIu32,
-                 group->world, group->rank, hello->world_size, hello->rank);
-        return text;
+        return BAD("world_size differs between ranks: %" PRIu32 " at rank %" PRIu32 "; %" PRIu32
+                   " at rank %" PRIu32,
+                   group->world, group->rank, hello->world_size, hello->rank);
     }
     if (hello->rank <= group->rank || hello->rank >= group->world) {
-        snprintf(text, bytes,
-                 "rank is %" PRIu32 ": allowed %" PRIu32 "..%" PRIu32
-                 " for a rank that connects to rank %" PRIu32,
-                 hello->rank, group->rank + 1, group->world - 1, group->rank);
-        return text;
+        return BAD("rank is %" PRIu32 ": allowed %" PRIu32 "..%" PRIu32
+                   " for a rank that connects to rank %" PRIu32,
+                   hello->rank, group->rank + 1, group->world - 1, group->rank);
     }
     if (group->peers[hello->rank].link != NULL) {
-        snprintf(text, bytes, "rank %" PRIu32 " is there already: two processes have the same rank",
-                 hello->rank);
-        return text;
+        return BAD("rank %" PRIu32 " is there already: two processes have the same rank",
+                   hello->rank);
     }
     ep_lane_address address;
     ep_error error;
     if (ep_address_for_dial(hello->url, &group->tls, group->guards_token, &address, &error) !=
         EP_OK) {
-        snprintf(text, bytes, "url of rank %" PRIu32 ": %.300s", hello->rank, error.text);
-        return text;
+        return BAD("url of rank %" PRIu32 ": %.300s", hello->rank, error.text);
     }
     bool has_table = group->membership != 0 && group->rank != 0;
     if (has_table && frame->membership != group->membership) {
-        snprintf(text, bytes, "rank %" PRIu32 " belongs to another membership of group %s",
-                 hello->rank, group->name);
-        return text;
+        return BAD("rank %" PRIu32 " belongs to another membership of group %s", hello->rank,
+                   group->name);
     }
     if (has_table && strcmp(hello->host, group->peers[hello->rank].host) != 0) {
-        snprintf(text, bytes,
-                 "host of rank %" PRIu32
-                 " differs between ranks: \"%s\" at rank 0; \"%s\" at rank %" PRIu32,
-                 hello->rank, group->peers[hello->rank].host, hello->host, hello->rank);
-        return text;
+        return BAD("host of rank %" PRIu32
+                   " differs between ranks: \"%s\" at rank 0; \"%s\" at rank %" PRIu32,
+                   hello->rank, group->peers[hello->rank].host, hello->host, hello->rank);
     }
-    return NULL;
+    return EP_OK;
 }
 
-static void refuse(group_link *link, ep_err code, const char *why)
+static void refuse(group_link *link, const ep_error *why)
 {
     ep_group *group = link->group;
     pthread_mutex_lock(&group->lock);
-    snprintf(group->last_refusal, sizeof(group->last_refusal), "%s", why);
+    snprintf(group->last_refusal, sizeof(group->last_refusal), "%s", why->text);
     pthread_mutex_unlock(&group->lock);
-    ep_group_send_text(link, EP_GROUP_FRAME_REFUSED, 0, 0, code, why);
+    ep_group_send_text(link, EP_GROUP_FRAME_REFUSED, 0, 0, why->code, why->text);
     /* The refused side closes, since closing here could overtake the text. */
 }
 
@@ -118,7 +110,7 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
 {
     ep_group *group = link->group;
     ep_group_hello hello;
-    char text[400];
+    ep_error error;
     if (link->dialed || link->rank != GROUP_NO_RANK ||
         ep_group_hello_decode(buffer->data + EP_GROUP_FRAME_FIXED_BYTES,
                               (size_t)frame->payload_bytes, &hello, NULL) != EP_OK) {
@@ -126,10 +118,10 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
         return;
     }
     pthread_mutex_lock(&group->lock);
-    const char *fault = hello_fault(group, &hello, frame, text, sizeof(text));
+    ep_err err = check_hello(group, &hello, frame, &error);
     bool welcome = false;
     bool all_here = false;
-    if (fault == NULL) {
+    if (err == EP_OK) {
         group_peer *peer = &group->peers[hello.rank];
         link->rank = hello.rank;
         peer->link = link;
@@ -155,8 +147,8 @@ static void take_hello(group_link *link, const ep_group_frame *frame, const ep_b
         }
     }
     pthread_mutex_unlock(&group->lock);
-    if (fault != NULL) {
-        refuse(link, fault == text ? EP_ERR_INVALID_ARGUMENT : EP_ERR_UNAUTHENTICATED, fault);
+    if (err != EP_OK) {
+        refuse(link, &error);
         return;
     }
     ep_conn_allow_large(link->conn, NULL);
