@@ -93,11 +93,6 @@ void ep_stage_leave(const ep_stage *stage, ep_acl_context before)
     }
 }
 
-void ep_stage_begin(ep_stage *stage)
-{
-    stage->parts_count = 0;
-}
-
 /* Bytes from the first element to the end of the last one, over the dimensions from first on. */
 static bool span_bytes(const ep_tensor *tensor, uint32_t first, size_t *out_bytes)
 {

@@ -4,8 +4,8 @@
  * two. The first such tensor loads the vendor's runtime; the program that owns the tensors
  * initialises and ends it.
  *
- * Use      zero a stage first. For each set of tensors call begin, add each, then place. Memory is
- *          kept for the next set.
+ * Use      zero a stage first, and parts_count before each set of tensors; add each, then place.
+ *          Memory is kept for the next set.
  * Threads  one at a time. add, place and copy work in the calling thread's context.
  */
 #ifndef EP_CLIENT_DEVICE_STAGE_H
@@ -45,8 +45,6 @@ typedef struct ep_stage {
     uint32_t parts_count; /* 0: none of the tensors is on a device */
 } ep_stage;
 
-/* Forgets the tensors. A zeroed stage has none. */
-void ep_stage_begin(ep_stage *stage);
 /*
  * Adds a tensor of the call; does nothing if it is in host memory or absent. Errors:
  * FAILED_PRECONDITION (no runtime: the library is named; no device in this thread),

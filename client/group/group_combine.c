@@ -178,7 +178,8 @@ static ep_err read_counts(combine_work *w, const group_view *view, ep_error *out
                             view->expand_rows * (int64_t)(w->view->batch.hidden * w->element),
                             needs, needs * (int64_t)(w->view->batch.hidden * w->element));
     }
-    return ep_group_stage_in_later(w->stage, (size_t)needs, w->op->deadline_us, out_error);
+    return ep_group_stage_copy(w->stage, EP_STAGE_LATER, (size_t)needs, w->op->deadline_us,
+                               out_error);
 }
 
 static void run_of(const combine_work *w, uint32_t expert, uint32_t member, uint32_t *out_begin,
@@ -663,7 +664,8 @@ static ep_err place_sums(ep_group_plan *plan, ep_error *out_error)
 
 static ep_err copy_out(ep_group_plan *plan, ep_error *out_error)
 {
-    return ep_group_stage_out(&plan->stage, EP_STAGE_ALL_ROWS, plan->op.deadline_us, out_error);
+    return ep_group_stage_copy(&plan->stage, EP_STAGE_OUT, EP_STAGE_ALL_ROWS, plan->op.deadline_us,
+                               out_error);
 }
 
 static void drop(ep_group_plan *plan)
@@ -735,8 +737,8 @@ static ep_err begin(ep_group *group, ep_group_plan *plan, const ep_moe_combine_a
     }
     err = to_host(&plan->stage, &args, &norm, &host, &host_norm, out_error);
     if (err == EP_OK && group != NULL) { /* a missing group is refused below */
-        err = ep_group_stage_in(&plan->stage, ep_group_deadline_us(group, args->deadline_us),
-                                out_error);
+        err = ep_group_stage_copy(&plan->stage, EP_STAGE_IN, EP_STAGE_ALL_ROWS,
+                                  ep_group_deadline_us(group, args->deadline_us), out_error);
     }
     if (err == EP_OK) {
         err = ep_group_combine_view(group, args, norm, &plan->view, out_error);

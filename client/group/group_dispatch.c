@@ -555,7 +555,7 @@ static ep_err copy_out(ep_group_plan *plan, ep_error *out_error)
     size_t counts = (size_t)w->view->layout.ranks * w->view->local_experts;
     size_t rows = counts == 0 ? 0 : (size_t)prefix[counts - 1]; /* with TP those of both ranks */
     rows += w->view->group_tp == NULL || counts == 0 ? 0 : (size_t)prefix[2 * counts - 1];
-    return ep_group_stage_out(&plan->stage, rows, w->op->deadline_us, out_error);
+    return ep_group_stage_copy(&plan->stage, EP_STAGE_OUT, rows, w->op->deadline_us, out_error);
 }
 
 static const group_operator dispatch_operator = {
@@ -599,8 +599,8 @@ ep_err ep_moe_dispatch_begin(ep_group *group, ep_group_plan *plan, const ep_moe_
     if (err == EP_OK && group != NULL) { /* a missing group is refused below */
         err = ep_group_stage_dispatch(&plan->stage, &host, out_error);
         if (err == EP_OK) {
-            err = ep_group_stage_in(&plan->stage, ep_group_deadline_us(group, host.deadline_us),
-                                    out_error);
+            err = ep_group_stage_copy(&plan->stage, EP_STAGE_IN, EP_STAGE_ALL_ROWS,
+                                      ep_group_deadline_us(group, host.deadline_us), out_error);
         }
     }
     if (err == EP_OK) {

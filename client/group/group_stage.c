@@ -17,7 +17,7 @@ static ep_err stage_device(ep_stage *stage, const staged_tensor *tensors, size_t
                            ep_error *out_error)
 {
     ep_err err = EP_OK;
-    ep_stage_begin(stage);
+    stage->parts_count = 0;
     for (size_t i = 0; i < count && err == EP_OK; i++) {
         err = ep_stage_add(stage, tensors[i].name, tensors[i].tensor, tensors[i].ways, out_error);
     }
@@ -36,7 +36,7 @@ static ep_err stage_all(ep_group_stage *stage, const staged_tensor *tensors, siz
                         ep_error *out_error)
 {
     ep_err err = stage_device(&stage->device, tensors, count, out_error);
-    ep_strided_begin(&stage->strided);
+    stage->strided.parts_count = 0;
     for (size_t i = 0; i < count && err == EP_OK; i++) {
         err = ep_strided_add(&stage->strided, tensors[i].name, tensors[i].tensor, tensors[i].ways,
                              out_error);
@@ -134,36 +134,20 @@ static ep_err copy(ep_stage *stage, uint32_t way, size_t rows, uint64_t deadline
     return enqueued != EP_OK ? enqueued : waited;
 }
 
-static ep_err copy_in(ep_group_stage *stage, uint32_t way, size_t rows, uint64_t deadline_us,
-                      ep_error *out_error)
+ep_err ep_group_stage_copy(ep_group_stage *stage, uint32_t way, size_t rows, uint64_t deadline_us,
+                           ep_error *out_error)
 {
-    ep_err err = stage->device.parts_count == 0
-                     ? EP_OK
-                     : copy(&stage->device, way, rows, deadline_us, out_error);
-    if (err == EP_OK) {
+    ep_err err = EP_OK;
+    if (way == EP_STAGE_OUT) {
+        ep_strided_copy(&stage->strided, way, rows);
+    }
+    if (stage->device.parts_count > 0) {
+        err = copy(&stage->device, way, rows, deadline_us, out_error);
+    }
+    if (err == EP_OK && way != EP_STAGE_OUT) {
         ep_strided_copy(&stage->strided, way, rows);
     }
     return err;
-}
-
-ep_err ep_group_stage_in(ep_group_stage *stage, uint64_t deadline_us, ep_error *out_error)
-{
-    return copy_in(stage, EP_STAGE_IN, EP_STAGE_ALL_ROWS, deadline_us, out_error);
-}
-
-ep_err ep_group_stage_in_later(ep_group_stage *stage, size_t rows, uint64_t deadline_us,
-                               ep_error *out_error)
-{
-    return copy_in(stage, EP_STAGE_LATER, rows, deadline_us, out_error);
-}
-
-ep_err ep_group_stage_out(ep_group_stage *stage, size_t rows, uint64_t deadline_us,
-                          ep_error *out_error)
-{
-    ep_strided_copy(&stage->strided, EP_STAGE_OUT, rows);
-    return stage->device.parts_count == 0
-               ? EP_OK
-               : copy(&stage->device, EP_STAGE_OUT, rows, deadline_us, out_error);
 }
 
 void ep_group_stage_fini(ep_group_stage *stage)

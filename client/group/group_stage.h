@@ -23,16 +23,13 @@ ep_err ep_group_stage_dispatch(ep_group_stage *stage, ep_moe_dispatch_args *args
 ep_err ep_group_stage_combine(ep_group_stage *stage, ep_moe_combine_args *args,
                               ep_moe_add_rms_norm *norm, ep_error *out_error);
 /*
- * Copies inputs (in, in_later) or outputs (out), after the stream's work, and waits. Of tensors
- * with EP_STAGE_ROWS only the first rows. Does nothing if all are dense host tensors. Errors:
+ * Copies inputs (EP_STAGE_IN; EP_STAGE_LATER: combine's expand_x, whose room may be many times
+ * larger) or outputs (EP_STAGE_OUT), after the stream's work, and waits. Of tensors with
+ * EP_STAGE_ROWS only the first rows. Does nothing if all are dense host tensors. Errors:
  * DEADLINE_EXCEEDED, DEVICE_LOST and other failures of the runtime.
  */
-ep_err ep_group_stage_in(ep_group_stage *stage, uint64_t deadline_us, ep_error *out_error);
-/* The first rows of combine's expand_x, whose room may be many times larger. */
-ep_err ep_group_stage_in_later(ep_group_stage *stage, size_t rows, uint64_t deadline_us,
-                               ep_error *out_error);
-ep_err ep_group_stage_out(ep_group_stage *stage, size_t rows, uint64_t deadline_us,
-                          ep_error *out_error);
+ep_err ep_group_stage_copy(ep_group_stage *stage, uint32_t way, size_t rows, uint64_t deadline_us,
+                           ep_error *out_error);
 void ep_group_stage_fini(ep_group_stage *stage);
 
 #endif

@@ -10,11 +10,6 @@
 
 #define PART_ALIGN 64
 
-void ep_strided_begin(ep_strided *strided)
-{
-    strided->parts_count = 0;
-}
-
 /* Absent, empty, or invalid in a way that ep_tensor_check reports. */
 static bool is_nothing(const ep_tensor *tensor)
 {

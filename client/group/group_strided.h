@@ -4,8 +4,8 @@
  * backwards or repeat are replaced by dense memory: gathered before the operator reads it,
  * scattered after the operator has written it.
  *
- * Use        zero it first. For each set of tensors call begin, add each, place, then copy. Memory
- *            is kept for the next set; fini frees it.
+ * Use        zero it first, and parts_count before each set of tensors; add each, place, then
+ *            copy. Memory is kept for the next set; fini frees it.
  * Threads    one at a time.
  */
 #ifndef EP_CLIENT_GROUP_STRIDED_H
@@ -27,7 +27,6 @@ typedef struct ep_strided {
     uint32_t parts_count;
 } ep_strided;
 
-void ep_strided_begin(ep_strided *strided);
 /* Adds a host tensor. One with dense rows is left as it is, and so is an invalid one, which
  * ep_tensor_check reports later. Errors: INVALID_ARGUMENT (a result whose elements overlap). */
 ep_err ep_strided_add(ep_strided *strided, const char *name, ep_tensor *tensor, uint32_t ways,
