@@ -157,8 +157,6 @@ ep_err ep_group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **o
                               uint8_t **out_frame, ep_error *out_error);
 /* Sets the error for a frame above frame_bytes_max. */
 ep_err ep_group_frame_too_large(const ep_group *group, size_t frame_bytes, ep_error *out_error);
-/* First byte of such a frame. */
-uint8_t *ep_group_frame_data(ep_buffer *buffer);
 /* Encodes the fixed part (with the size given to acquire) and sends; takes the buffer in any case.
  * The caller sets no flag but PASSED_ON. Lock not held. */
 ep_err ep_group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *taken_buffer);
@@ -293,12 +291,8 @@ bool ep_group_op_is_over_locked(const group_op *op); /* lock held */
 void ep_group_op_wake(ep_group *group, const ep_group_frame *frame);
 /* Waits for all frames, checks them, and checks that all ranks agree. */
 ep_err ep_group_op_wait(group_op *op, ep_error *out_error);
-/* After ep_group_op_wait: a member's body; told: its record. */
+/* After ep_group_op_wait: a member's body. Its record is in told. */
 const uint8_t *ep_group_op_received(const group_op *op, uint32_t member, size_t *out_bytes);
-static inline const ep_group_call *group_op_told(const group_op *op, uint32_t member)
-{
-    return &op->told[member];
-}
 /* Microseconds this call waited for a member. */
 int64_t ep_group_op_waited_us(const group_op *op, uint32_t member);
 void ep_group_op_end(group_op *op);

@@ -174,7 +174,7 @@ static ep_err check_received(const dispatch_work *w, uint32_t member, uint32_t *
 {
     size_t bytes;
     const uint8_t *body = ep_group_op_received(w->op, member, &bytes);
-    const ep_group_call *told = group_op_told(w->op, member);
+    const ep_group_call *told = &w->op->told[member];
     uint32_t slots = w->packer.slots_per_token;
     uint64_t most =
         told->tokens >= 0 && told->tokens <= INT32_MAX / slots ? (uint64_t)told->tokens * slots : 0;

@@ -16,7 +16,7 @@ typedef struct group_send {
 
 #define SEND_BYTES ((sizeof(group_send) + EP_BUFFER_ALIGN - 1) / EP_BUFFER_ALIGN * EP_BUFFER_ALIGN)
 
-uint8_t *ep_group_frame_data(ep_buffer *buffer)
+static uint8_t *data_of(ep_buffer *buffer)
 {
     return buffer->data + SEND_BYTES;
 }
@@ -39,7 +39,7 @@ ep_err ep_group_frame_acquire(ep_group *group, size_t frame_bytes, ep_buffer **o
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "no memory for a frame of %zu bytes", frame_bytes);
     }
-    *out_frame = ep_group_frame_data(*out_buffer);
+    *out_frame = data_of(*out_buffer);
     return EP_OK;
 }
 
@@ -78,7 +78,7 @@ static void send_done(ep_send *send, ep_err result)
 ep_err ep_group_frame_send(group_link *link, ep_group_frame *frame, ep_buffer *taken_buffer)
 {
     ep_group *group = link->group;
-    uint8_t *data = ep_group_frame_data(taken_buffer);
+    uint8_t *data = data_of(taken_buffer);
     frame->rank = group->rank;
     frame->membership = group->membership;
     frame->payload_bytes = taken_buffer->bytes - SEND_BYTES - EP_GROUP_FRAME_FIXED_BYTES;
