@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public forms of a call. Each fills a call and starts it; who waits for the end differs. */
-#include <inttypes.h>
 #include <string.h>
 
 #include "api/stream_call.h"

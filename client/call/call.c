@@ -4,9 +4,7 @@
 
 #include <inttypes.h>
 #include <sched.h>
-#include <time.h>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "base/cpu_features.h"
 #include "call/call_steps.h"

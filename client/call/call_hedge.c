@@ -5,7 +5,6 @@
  * steady state nothing is allocated.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "call/call_steps.h"

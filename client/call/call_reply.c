@@ -3,7 +3,6 @@
  * reply's buffer. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"

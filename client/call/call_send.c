@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "call/call_steps.h"
 #include "expert.pb-c.h"

@@ -6,9 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "cluster/hello_table.h"
 #include "cluster/numerics_pick.h"

@@ -3,7 +3,6 @@
 
 #include <inttypes.h>
 #include <pthread.h>
-#include <string.h>
 
 #include "base/check.h"
 #include "base/error.h"

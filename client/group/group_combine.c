@@ -9,7 +9,6 @@
 
 #include "base/check.h"
 #include "base/float_env.h"
-#include "base/numeric.h"
 #include "group/group_assist.h"
 #include "group/group_norm.h"
 #include "group/group_run.h"

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "group/group_core.h"
 #include "rpc/rpc_credentials.h"

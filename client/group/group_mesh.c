@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/struct_size.h"

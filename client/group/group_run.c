@@ -6,8 +6,6 @@
  */
 #include "group/group_run.h"
 
-#include "base/check.h"
-
 /* ---- claiming and driving ---- */
 
 ep_err ep_group_run_claim(ep_group_plan *plan, const char *name, const char *prepare,

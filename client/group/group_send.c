@@ -3,7 +3,6 @@
  * allocates nothing. */
 #include <string.h>
 
-#include "base/check.h"
 #include "group/group_core.h"
 #include "wire/frame.h"
 

@@ -5,7 +5,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/check.h"
 #include "wire/frame.h"
 
 #define MAGIC 0x31415045u /* "EPA1" */

@@ -5,8 +5,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "base/check.h"
-
 ep_group_layout ep_group_layout_of(const ep_group_call *call)
 {
     return (ep_group_layout){.ranks = (uint32_t)call->ranks,

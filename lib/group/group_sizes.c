@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group/group_sizes.h"
 
-#include "base/check.h"
 #include "group/group_frame.h"
 #include "group/group_host_rows.h"
 #include "group/group_profile.h"

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "base/float_env.h"
-#include "base/numeric.h"
 #include "moe/batch.h"
 #include "moe/convert.h"
 #include "moe/quantize.h"

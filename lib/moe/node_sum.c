@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/numeric.h"
 #include "moe/convert.h"
 
 const char ep_row_covered[1] = {0};

@@ -38,4 +38,4 @@ ep_add_on_stream_mutant(thread_without_context FILE common/device_stage.c
 # T14: copies that do not wait want pinned memory.
 ep_add_on_stream_mutant(pageable_stage FILE common/device_stage.c TEXT "pageable host memory"
     REPLACE "EP_STAGE_CALL(stage, out_error, aclrtMallocHost, &memory, bytes)" "((memory = malloc(bytes)) != NULL ? EP_OK : EP_ERR_NO_MEMORY)"
-            "#include <string.h>" "#include <stdlib.h>\n#include <string.h>")
+            "#include <pthread.h>" "#include <pthread.h>\n#include <stdlib.h>")
