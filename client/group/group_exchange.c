@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One call: sends and receives its frames, checks that ranks agree, and handles missing ranks. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -482,14 +481,12 @@ ep_err ep_group_op_send(group_op *op, ep_error *out_error)
 void ep_group_op_fail(group_op *op, const ep_error *error)
 {
     ep_group *group = op->group;
-    char text[EP_ERROR_TEXT_BYTES];
-    snprintf(text, sizeof(text), "%.*s", EP_ERROR_TEXT_BYTES - 1, error->text);
     for (uint32_t m = 0; m < group->members_count; m++) {
         ep_buffer_unref(op->frames[m].outgoing);
         op->frames[m].outgoing = NULL;
         if (m != op->own) {
             ep_group_send_text(link_of(group, m), EP_GROUP_FRAME_FAILED, group->generation,
-                               op->number, error->code, text);
+                               op->number, error->code, error->text);
         }
     }
     op->answered = true;
