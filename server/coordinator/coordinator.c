@@ -59,6 +59,7 @@ typedef struct coordinator {
     char admin_url[EP_URL_BYTES];
     char door_url[EP_URL_BYTES];
     bool stopping;
+    bool ports_written; /* the file may be another coordinator's */
 } coordinator;
 
 /* Ends the process once no gateway call is in flight and every reply is out, or after drain_ms. */
@@ -547,8 +548,10 @@ static ep_err start_doors(coordinator *self, ep_error *out_error)
                                       {"probe_url", self->probe_url},
                                       {"admin_url", self->admin_url},
                                       {"door_url", self->door_url}};
-    return ep_ports_file_write(service->ports_file, "expertd-coordinator", entries,
-                               EP_ARRAY_COUNT(entries), out_error);
+    err = ep_ports_file_write(service->ports_file, "expertd-coordinator", entries,
+                              EP_ARRAY_COUNT(entries), out_error);
+    self->ports_written = err == EP_OK;
+    return err;
 }
 
 static ep_err start(coordinator *self, ep_error *out_error)
@@ -573,7 +576,7 @@ static ep_err start(coordinator *self, ep_error *out_error)
 
 static void stop(coordinator *self)
 {
-    if (self->config->service.ports_file[0] != 0) {
+    if (self->ports_written) {
         ep_ports_file_remove(self->config->service.ports_file);
     }
     ep_probes_stop(self->probes);

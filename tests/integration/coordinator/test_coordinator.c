@@ -320,6 +320,20 @@ Test(coordinator, bad_configuration_is_named, .init = setup, .fini = teardown)
     refuses((const char *[]){flag, NULL}, "map.json is not a directory");
 }
 
+/* Started by mistake beside one that runs. */
+Test(coordinator, a_second_one_that_cannot_listen_leaves_the_ports_file, .init = setup,
+     .fini = teardown)
+{
+    char listen[EP_TEST_PATH_BYTES + 16], ports[EP_TEST_PATH_BYTES + 16];
+    start(NULL, NULL);
+    snprintf(listen, sizeof(listen), "--listen=%s", coordinator.rpc_url);
+    snprintf(ports, sizeof(ports), "--ports-file=%s", coordinator.ports_path);
+    refuses((const char *[]){listen, ports, "--admin-listen=", "--probe-address=", NULL}, "in use");
+    cr_expect_eq(access(coordinator.ports_path, F_OK), 0);
+    cr_expect_eq(ep_test_process_stop(&coordinator, SIGTERM, WAIT_MS), 0);
+    cr_expect_neq(access(coordinator.ports_path, F_OK), 0, "it removes its own");
+}
+
 static int manager; /* plays the service manager */
 
 /* Until the manager is told something that begins with text. */
