@@ -174,7 +174,7 @@ uint32_t ep_state_add_model(ep_coordinator_state *cluster, const char *name, con
         return UINT32_MAX;
     }
     cluster->models = models;
-    models[count - 1].is_default = false;
+    models[count - 1] = (cluster_model){0};
     snprintf(models[count - 1].name, sizeof(models[0].name), "%s", name);
     snprintf(models[count - 1].version, sizeof(models[0].version), "%s", version);
     cluster->models_count = count;

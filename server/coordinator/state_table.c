@@ -360,8 +360,14 @@ ep_err ep_coordinator_state_set_default(ep_coordinator_state *cluster, const cha
     const ep_routing_model *model =
         cluster->table != NULL ? ep_routing_table_find_model(cluster->table, name, version, &served)
                                : NULL;
-    const uint64_t without = model != NULL ? experts_without_copy(cluster->table, served) : 0;
-    if (model == NULL || without > 0) {
+    if (model == NULL) {
+        return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
+                            "version %.40s of model %.100s is not in the routing table yet; wait "
+                            "until its nodes have loaded",
+                            version, name);
+    }
+    const uint64_t without = experts_without_copy(cluster->table, served);
+    if (without > 0) {
         return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
                             "version %.40s of model %.100s is not whole: %llu of its experts have "
                             "no copy; wait until its nodes have loaded",

@@ -2,6 +2,7 @@
 /* Membership and placement under a clock the test owns: nodes come, load, fall silent, come
  * back. */
 #include <criterion/criterion.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -1217,7 +1218,8 @@ Test(coordinator_state, the_first_whole_version_is_the_default_until_an_operator
     nodes[1].model.version = "v2";
     ASSERT_FAILS(set_default("v1", before, &error), EP_ERR_NOT_FOUND, error, "known: none");
     join_first(2);
-    cr_assert_eq(set_default("v1", before, &error), EP_ERR_UNAVAILABLE, "nothing is loaded");
+    ASSERT_FAILS(set_default("v1", before, &error), EP_ERR_UNAVAILABLE, error,
+                 "version v1 of model demo is not in the routing table yet");
     load(1);
     load_first(2);
     cr_assert_eq(table_now()->models_count, 2u);
@@ -2408,4 +2410,13 @@ Test(coordinator_state, balance_is_judged_anew_when_speeds_change)
     cr_assert(ep_coordinator_state_balance(cluster, "demo", "v1", 3, &slow));
     cr_assert_gt(slow.busiest_over_bound, 1.5 * even.busiest_over_bound);
     cr_assert_eq(table_epoch().number, number, "another table: this shows nothing");
+}
+
+/* What the allocator hands out is not zero. */
+Test(coordinator_state, before_anything_is_placed_no_copy_waits)
+{
+    cr_assert_eq(mallopt(M_PERTURB, 0x55), 1);
+    start(1, 2, NULL);
+    join_first(1);
+    cr_assert_eq(ep_coordinator_state_copies_waiting(cluster, NULL, NULL), 0u);
 }
