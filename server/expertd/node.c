@@ -239,7 +239,11 @@ ep_err ep_node_reload(void *arg, ep_reload_report *out_report, ep_error *out_err
     snprintf(status, sizeof(status), "%s%s",
              ep_node_state_name((ep_node_state)atomic_load(&node->state)),
              options != NULL ? "" : ", the last reload was refused: see the log");
-    ep_sd_notify_ready(status);
+    if (atomic_load(&node->has_started)) {
+        ep_sd_notify_ready(status);
+    } else { /* the unit is not started before the node is */
+        ep_sd_notify_status("%s", status);
+    }
     return options != NULL ? EP_OK : out_error->code;
 }
 

@@ -67,8 +67,9 @@ static void teardown(void)
 
 TestSuite(expertd, .init = setup, .fini = teardown, .timeout = 110);
 
-/* Until the manager is told something that begins with text. */
-static void await_notice(const char *text)
+/* Until the manager is told something that begins with text, and nothing before that begins with
+ * unless. */
+static void await_notice_without(const char *text, const char *unless)
 {
     char message[1024];
     uint64_t end_ns = ep_clock_now_ns() + WAIT_MS * EP_NS_PER_MS;
@@ -82,7 +83,13 @@ static void await_notice(const char *text)
         if (strncmp(message, text, strlen(text)) == 0) {
             return;
         }
+        cr_assert(unless == NULL || strncmp(message, unless, strlen(unless)) != 0, "%s", message);
     }
+}
+
+static void await_notice(const char *text)
+{
+    await_notice_without(text, NULL);
 }
 
 /* Starts expertd on free ports with up to 5 more flags. */
@@ -262,7 +269,10 @@ Test(expertd, waits_for_its_coordinator_without_being_ready)
     cr_expect_eq(ep_test_forward_run(&peer, &f, NULL, &e), EP_ERR_NOT_OWNER);
     cr_expect_str_eq(e.node, "n1");
     ep_test_peer_close(&peer);
+    ep_test_process_signal(&node, SIGHUP);
+    await_notice_without("STATUS=starting", "READY=1");
     stop_cleanly();
+    await_notice_without("STOPPING=1", "READY=1");
 }
 
 /* Runs the program to its end with these flags: its code and, in *out_text, what it printed. */
