@@ -377,7 +377,8 @@ static ep_err run_trial(ascend_backend *backend, ep_activation activation, bool 
 
 /*
  * Makes the known-answer runs. bf16 and f16 with silu must succeed. The operators' other abilities
- * differ between releases and devices: each is used if its run succeeds, and refused otherwise.
+ * differ between releases and devices: each is used if its run succeeds, and refused otherwise. A
+ * run without memory says nothing of the device, so it ends the opening.
  */
 static ep_err learn_answers(ascend_backend *backend, ep_error *out_error)
 {
@@ -390,14 +391,16 @@ static ep_err learn_answers(ascend_backend *backend, ep_error *out_error)
             continue;
         }
         *abilities |= trials[t].ability;
-        if (run_trial(backend, trials[t].activation, trials[t].has_biases, trials[t].is_quant,
-                      trials[t].inner, &error) == EP_OK) {
+        const ep_err trial = run_trial(backend, trials[t].activation, trials[t].has_biases,
+                                       trials[t].is_quant, trials[t].inner, &error);
+        if (trial == EP_OK) {
             continue;
         }
         *abilities &= ~(uint32_t)trials[t].ability;
         lacking |= trials[t].ability;
-        if (atomic_load(&backend->device.lost)) {
-            return ep_error_set(out_error, EP_ERR_DEVICE_LOST, "%s", error.text);
+        const bool is_lost = atomic_load(&backend->device.lost);
+        if (is_lost || trial == EP_ERR_NO_MEMORY) {
+            return ep_error_set(out_error, is_lost ? EP_ERR_DEVICE_LOST : trial, "%s", error.text);
         }
         ep_log(EP_LOG_WARN, "device-lacks", EP_KV(backend, "ascend"), EP_KV(reason, error.text),
                EP_KV(effect, trials[t].effect));

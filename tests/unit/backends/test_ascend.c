@@ -16,6 +16,7 @@
 
 #include "backends/ascend/acl_symbols.h"
 #include "backends/backend.h"
+#include "base/check.h"
 #include "support/expect.h"
 
 static uint16_t matrix[64 * 64];
@@ -187,6 +188,35 @@ Test(ascend, what_an_operator_does_not_do_on_this_device_is_refused_and_the_rest
     ep_error error;
     cr_assert_eq(open_on(EP_TEST_CANN, EP_NUMERICS_AUTO, &backend, &error), EP_ERR_UNIMPLEMENTED);
     expect_text(&error, "not available");
+}
+
+/* Else its bits would not be those of the node's other devices. */
+Test(ascend, without_memory_for_a_known_answer_run_it_is_not_opened)
+{
+    static const ep_weight_format formats[] = {EP_WEIGHTS_BF16, EP_WEIGHTS_F16, EP_WEIGHTS_W8A8};
+    char ids[EP_ARRAY_COUNT(formats)][EP_NUMERICS_ID_BYTES];
+    ep_backend *backend = open_emulated();
+    ep_error error;
+    for (size_t f = 0; f < EP_ARRAY_COUNT(formats); f++) {
+        cr_assert_eq(backend->ops->numerics_id(backend, formats[f], false, 0, ids[f]), EP_OK);
+    }
+    backend->ops->close(backend);
+    for (int at = 1; at < 32; at++) { /* it makes 19 allocations */
+        char text[16];
+        snprintf(text, sizeof(text), "%d", at);
+        setenv("EP_CANN_OOM_AT", text, 1);
+        const ep_err err = open_on(EP_TEST_CANN, EP_NUMERICS_AUTO, &backend, &error);
+        for (size_t f = 0; err == EP_OK && f < EP_ARRAY_COUNT(formats); f++) {
+            char id[EP_NUMERICS_ID_BYTES] = "";
+            (void)backend->ops->numerics_id(backend, formats[f], false, 0, id);
+            cr_expect_str_eq(id, ids[f], "allocation %d: %s in the place of %s", at, id, ids[f]);
+        }
+        if (err == EP_OK) {
+            backend->ops->close(backend);
+        } else {
+            cr_expect_eq(err, EP_ERR_NO_MEMORY, "%s", error.text);
+        }
+    }
 }
 
 /* The older set has no GroupedMatmul that adds bf16 to int8 products, nor f32 scales. */
