@@ -45,17 +45,22 @@ static ep_node_state derive_state(const ep_node *node, const ep_weight_stats *we
     if (!atomic_load(&node->has_started) && (!view.was_assigned || weights->pending_count > 0)) {
         return EP_NODE_STARTING;
     }
-    return weights->failed_count > 0 || ep_node_devices_lost(&node->devices) != 0 ? EP_NODE_DEGRADED
-                                                                                  : EP_NODE_SERVING;
+    return weights->failed_count > 0 || weights->is_refused ||
+                   ep_node_devices_lost(&node->devices) != 0
+               ? EP_NODE_DEGRADED
+               : EP_NODE_SERVING;
 }
 
 /* What to do about experts that are not served. */
-static const char *hint_of(bool has_lost, ep_err reason)
+static const char *hint_of(bool has_lost, const ep_weight_stats *weights)
 {
-    if (has_lost || reason == EP_ERR_DEVICE_LOST) {
+    if (has_lost || weights->last_reason == EP_ERR_DEVICE_LOST) {
         return "restart the node once the device is well, or without it";
     }
-    return reason == EP_ERR_NO_MEMORY
+    if (weights->is_refused) {
+        return "put that right: cold experts are loaded again when they are asked for";
+    }
+    return weights->last_reason == EP_ERR_NO_MEMORY
                ? "restart the node with more memory, with fewer experts, or with weight_bytes_max: "
                  "those beyond it are loaded when they are asked for"
                : "put the checkpoint's files right and restart the node";
@@ -77,7 +82,7 @@ static void announce_state(ep_node *node, ep_node_state state, const ep_weight_s
            EP_KV(experts_resident, weights->resident_count),
            EP_KV(weights_bytes, weights->resident_bytes),
            EP_KV(reason, is_degraded ? reason : NULL),
-           EP_KV(hint, is_degraded ? hint_of(has_lost, weights->last_reason) : NULL));
+           EP_KV(hint, is_degraded ? hint_of(has_lost, weights) : NULL));
     bool takes_work = state == EP_NODE_SERVING || state == EP_NODE_DEGRADED;
     if (takes_work && !atomic_exchange(&node->has_started, true)) {
         char status[160];

@@ -3,8 +3,8 @@
  * One expert node: connects the parts, owns the event loop, and decides the node's state.
  *
  *     starting   weights are loading, or no assignment yet
- *     serving    every wanted expert is resident
- *     degraded   some expert could not be loaded; the others serve
+ *     serving    every wanted expert is resident, or cold
+ *     degraded   some expert could not be loaded, or no cold one can be now; the others serve
  *     draining   stopping: no new work, calls in flight are finished
  *
  * Threads    create, run and destroy on one thread.

@@ -17,6 +17,7 @@
 #define LATER_NS (2 * EP_NS_PER_S) /* the same in the first pass, where nobody waits */
 /* between two lines of the log about a reason that all loads share */
 #define SAID_NS EP_NS_PER_S
+#define REFUSED_MANY 4 /* loads in a row that fail for a passing reason before it is told */
 #define CARRY_NS (EP_NS_PER_S / 10) /* unused time of the rate that later loads may use */
 
 /* ---- rate ---- */
@@ -110,7 +111,7 @@ static ep_err pack(loader *self, const ep_weight_layer *layer, const ep_expert_d
         }
     } while ((err == EP_ERR_NO_MEMORY && ep_expert_room_trim(&self->room, data)) ||
              ep_weight_room_asks_another(self, resident, err) ||
-             ep_weight_room_frees_memory(self, kind, resident->device, err));
+             ep_weight_room_frees_memory(self, kind, resident, err));
     return err;
 }
 
@@ -236,7 +237,6 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
     resident->expert = entry->expert;
     resident->device = EP_WEIGHT_NO_DEVICE;
     atomic_init(&resident->refs, 1);
-    self->evicted = kind == LOAD_URGENT ? 0 : self->evicted;
     self->refusing = 0;
     ep_err err = ep_weight_room_check(self, resident, ep_weight_layer_bytes_at_least(layer), kind,
                                       false, out_error);
@@ -250,12 +250,13 @@ static ep_err load_expert(loader *self, const expert_entry *entry, load_kind kin
         if (err == EP_ERR_NOT_FOUND) {
             err = load_from_checkpoint(self, layer, kind, resident, out_error);
         }
-    } while (ep_weight_room_frees_memory(self, kind, resident->device, err) ||
+    } while (ep_weight_room_frees_memory(self, kind, resident, err) ||
              loses_device(store, entry, resident, err, out_error));
     if (err != EP_OK) {
         free(resident);
         return err;
     }
+    self->evicted_bytes = 0;
     *out_resident = resident;
     return EP_OK;
 }
@@ -299,6 +300,17 @@ static void log_failure(loader *self, const expert_entry *entry, ep_err err, con
            EP_KV(lines_left_out, left_out));
 }
 
+/* Lock held. */
+static void note_error(ep_weight_store *store, const expert_entry *entry, ep_err err,
+                       const ep_error *error)
+{
+    const ep_weight_layer *layer = &store->layers[entry->layer_slot].layer;
+    store->stats.last_reason = err;
+    snprintf(store->stats.last_error, sizeof(store->stats.last_error),
+             "model %s layer %u expert %u: %.350s", layer->model, layer->shape.layer, entry->expert,
+             error->text);
+}
+
 /*
  * Writes the outcome of one load into its entry. A cold expert stays cold if there was no room, and
  * an owned one stays owned if the reason may pass: otherwise one error of a device, or a moment
@@ -326,6 +338,7 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind,
         store->stats.resident_count++;
         store->stats.loads_total++;
         store->stats.prefetches_total += kind == LOAD_PREFETCH;
+        ep_weight_refusals_end(store);
         ep_weight_entry_own(store, entry, entry->is_owned || entry->is_wanted);
     } else if (had_no_room) {
         entry->state = EP_EXPERT_ABSENT;
@@ -340,14 +353,15 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind,
     } else if (entry->is_owned && is_passing(err)) {
         entry->state = EP_EXPERT_ABSENT;
         entry->retry_ns = ep_clock_now_ns() + RETRY_NS;
+        if (++store->refused_count >= REFUSED_MANY) {
+            store->stats.is_refused = true;
+            note_error(store, entry, err, error);
+        }
     } else {
         entry->state = EP_EXPERT_FAILED;
         store->stats.failed_count++;
         ep_weight_entry_own(store, entry, false);
-        store->stats.last_reason = err;
-        snprintf(store->stats.last_error, sizeof(store->stats.last_error),
-                 "model %s layer %u expert %u: %.350s", layer->layer.model,
-                 layer->layer.shape.layer, entry->expert, error->text);
+        note_error(store, entry, err, error);
     }
     ep_weight_entry_place(store, entry);
 }

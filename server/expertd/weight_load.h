@@ -21,7 +21,7 @@ typedef struct loader {
     uint64_t ahead_bytes;   /* memory of the prefetch while it can give way, else 0 */
     bool is_blocked;        /* the last urgent load needs the memory of the prefetch */
     uint64_t paused_ns;     /* time for which the current load gave way */
-    uint32_t evicted;       /* experts evicted for the current load after memory was refused */
+    uint64_t evicted_bytes; /* of experts evicted since a load succeeded, as memory was refused */
     uint64_t refusing;      /* bit d: device d has refused memory for the current load */
     bool has_warned;        /* that the system refuses memory */
     uint64_t said_ns;       /* when a failure for a shared reason was last logged */
@@ -85,7 +85,8 @@ bool ep_weight_room_asks_another(loader *self, const ep_resident *resident, ep_e
  * strict overcommit), a request waits, and an expert on the device that no job uses was evicted. No
  * lock held.
  */
-bool ep_weight_room_frees_memory(loader *self, load_kind kind, uint32_t device, ep_err err);
+bool ep_weight_room_frees_memory(loader *self, load_kind kind, const ep_resident *resident,
+                                 ep_err err);
 /*
  * Whether an expert stays cold because there is no room. With a budget this is also so when the
  * system refuses memory in the first pass: the expert is loaded later in place of another. No lock

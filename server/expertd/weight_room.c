@@ -7,8 +7,9 @@
 #include "base/log.h"
 #include "expertd/weight_load.h"
 
-/* Experts evicted for one load when memory is refused below the budget. If more would be needed, it
- * is not experts that use the memory. */
+/* Evicted at most when memory is refused below the budget, until a load succeeds: the bytes of so
+ * many experts like the one to load. If more would be needed, it is not experts that use the
+ * memory, and those that are here go on serving. */
 #define EVICTED_MAX 4
 
 /* Which experts may be evicted. */
@@ -142,12 +143,15 @@ static void warn_of_memory(loader *self, uint64_t used)
     }
 }
 
-bool ep_weight_room_frees_memory(loader *self, load_kind kind, uint32_t device, ep_err err)
+bool ep_weight_room_frees_memory(loader *self, load_kind kind, const ep_resident *resident,
+                                 ep_err err)
 {
     ep_weight_store *store = self->store;
-    victim_search search = {store, device};
+    const uint64_t each = store->layers[resident->layer_slot].expert_bytes_max;
+    victim_search search = {store, resident->device};
     ep_heat_choice victim;
-    if (err != EP_ERR_NO_MEMORY || kind != LOAD_URGENT || self->evicted == EVICTED_MAX) {
+    if (err != EP_ERR_NO_MEMORY || kind != LOAD_URGENT ||
+        self->evicted_bytes >= EVICTED_MAX * each) {
         return false;
     }
     pthread_mutex_lock(&store->lock);
@@ -155,8 +159,8 @@ bool ep_weight_room_frees_memory(loader *self, load_kind kind, uint32_t device, 
     const bool goes_one =
         !store->stop && ep_expert_heat_victim(store->heat, false, is_idle, &search, &victim);
     if (goes_one) {
+        self->evicted_bytes += store->layers[victim.layer].experts[victim.expert].resident->bytes;
         evict(store, &victim);
-        self->evicted++;
     }
     pthread_mutex_unlock(&store->lock);
     if (goes_one) {

@@ -432,6 +432,15 @@ static void want_one(ep_weight_store *store, expert_entry *entry, bool wanted)
     ep_weight_entry_place(store, entry);
 }
 
+void ep_weight_refusals_end(ep_weight_store *store)
+{
+    store->refused_count = 0;
+    store->stats.is_refused = false;
+    if (store->stats.failed_count == 0) {
+        store->stats.last_error[0] = 0;
+    }
+}
+
 void ep_weight_store_want(ep_weight_store *store, uint32_t layer_slot, const uint8_t *wanted)
 {
     pthread_mutex_lock(&store->lock);
@@ -440,9 +449,7 @@ void ep_weight_store_want(ep_weight_store *store, uint32_t layer_slot, const uin
     for (uint32_t e = 0; e < layer->experts_count; e++) {
         want_one(store, &layer->experts[e], wanted[e] != 0);
     }
-    if (store->stats.failed_count == 0) {
-        store->stats.last_error[0] = 0;
-    }
+    ep_weight_refusals_end(store);
     pthread_cond_signal(&store->work);
     pthread_mutex_unlock(&store->lock);
 }

@@ -145,6 +145,8 @@ typedef struct ep_weight_stats {
     /* placed experts that the first pass has not dealt with yet; plus one until kernels are warm */
     uint64_t pending_count;
     uint64_t failed_count;
+    /* several loads in a row ended with last_error, which may pass, and none succeeded since */
+    bool is_refused;
     uint64_t waiting_count; /* waits of requests for cold experts */
     uint64_t loads_total;
     uint64_t load_ns_total;

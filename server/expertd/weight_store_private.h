@@ -85,6 +85,7 @@ struct ep_weight_store {
     ep_timer deadline;
     uint64_t deadline_ns;   /* when deadline is due; EP_TIME_NEVER: not armed */
     uint64_t unsaved_count; /* resident experts without a file */
+    uint32_t refused_count; /* loads in a row that failed for a passing reason */
     double said_errors;     /* sum of the layers' errors when last logged */
     ep_weight_stats stats;
 };
@@ -106,6 +107,8 @@ uint64_t ep_weight_layer_bytes_read(const ep_weight_layer *layer);
 
 /* Tells store->heat where the expert is. Lock held. */
 void ep_weight_entry_place(ep_weight_store *store, const expert_entry *entry);
+/* A load has succeeded, or the assignment is another: what was refused may come now. Lock held. */
+void ep_weight_refusals_end(ep_weight_store *store);
 /* Begins or ends its ownership. Lock held. */
 void ep_weight_entry_own(ep_weight_store *store, expert_entry *entry, bool is_owned);
 /* The sum of resident_bytes of all devices. Lock held. */

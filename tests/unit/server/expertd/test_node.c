@@ -16,6 +16,7 @@
 #include "expertd/node_config.h"
 #include "support/checkpoint_fixture.h"
 #include "support/expect.h"
+#include "support/forward_call.h"
 #include "transport/transport.h"
 
 static const ep_backend_ops *plain_ops;
@@ -59,22 +60,60 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
     return __real_pthread_create(thread, attributes, run, arg);
 }
 
-/* Until the node tells its state; then it ends. */
-static void *read_state(void *arg)
+static void await_line(const char *event)
 {
-    (void)arg;
-    while (fgets(line, sizeof(line), said) != NULL && strstr(line, "event=node-state") == NULL) {
+    while (fgets(line, sizeof(line), said) != NULL && strstr(line, event) == NULL) {
+    }
+}
+
+/* Calls for one expert each, whatever comes of them. */
+static void ask_for_experts(const char *url)
+{
+    static const uint16_t x[32];
+    ep_test_peer peer;
+    ep_error e;
+    ASSERT_OK(ep_test_peer_open(&peer, url, &e), e);
+    for (uint16_t expert = 0; expert < 8; expert++) {
+        const ep_wire_slot slot = {0, expert};
+        const ep_test_forward f = {.layer = 1,
+                                   .rows = 1,
+                                   .slots = 1,
+                                   .hidden = 32,
+                                   .x_dtype = EP_DTYPE_BF16,
+                                   .reply_dtype = EP_DTYPE_BF16,
+                                   .x = x,
+                                   .wire_slots = &slot};
+        (void)ep_test_forward_run(&peer, &f, NULL, &e);
+    }
+    ep_test_peer_close(&peer);
+}
+
+/* Until the node tells its state, or with a caller the next one; then it ends. */
+static void *read_state(void *has_caller)
+{
+    char url[64];
+    await_line("event=node-start");
+    cr_assert_eq(sscanf(strstr(line, "rpc_url="), "rpc_url=%63s", url), 1, "%s", line);
+    await_line("event=node-state");
+    if (has_caller != NULL) {
+        cr_expect_not_null(strstr(line, " state=serving experts=16 experts_failed=0 "), "%s", line);
+        ask_for_experts(url);
+        await_line("event=node-state");
     }
     kill(getpid(), SIGTERM);
     return NULL;
 }
 
 /* The line of a node whose loads fail for the reason. */
-static void run_node(void)
+static void run_node(const char *budget, bool has_caller)
 {
-    static const char *const flags[] = {"--backend=failing", "--listen=tcp://127.0.0.1:0",
-                                        "--admin-listen=",   "--door-listen=",
-                                        "--probe-address=",  "--threads=8"};
+    const char *const flags[] = {"--backend=failing",
+                                 "--listen=tcp://127.0.0.1:0",
+                                 "--admin-listen=",
+                                 "--door-listen=",
+                                 "--probe-address=",
+                                 "--threads=8",
+                                 budget};
     const ep_fixture_config fixture = ep_fixture_default();
     char model_path[EP_FIXTURE_PATH_BYTES], model_flag[EP_FIXTURE_PATH_BYTES + 32];
     char *argv[2 + EP_ARRAY_COUNT(flags)] = {(char *)(uintptr_t) "node", model_flag};
@@ -104,7 +143,7 @@ static void run_node(void)
     cr_assert_geq(dup2(ends[1], STDERR_FILENO), 0);
     said = fdopen(ends[0], "r");
     ep_log_start(EP_LOG_INFO, EP_LOG_TEXT);
-    cr_assert_eq(pthread_create(&reader, NULL, read_state, NULL), 0);
+    cr_assert_eq(pthread_create(&reader, NULL, read_state, has_caller ? &reader : NULL), 0);
     ASSERT_OK(ep_node_create(&config, &source, &node, &e), e);
     ep_node_run(node);
     pthread_join(reader, NULL);
@@ -118,16 +157,26 @@ static void run_node(void)
 Test(node, experts_for_which_there_is_no_memory_are_not_the_files_fault)
 {
     reason = EP_ERR_NO_MEMORY;
-    run_node();
+    run_node("--weight-bytes-max=0", false);
     cr_expect_not_null(strstr(line, " state=degraded experts=1 experts_failed=15 "), "%s", line);
     cr_expect_not_null(strstr(line, "more memory, with fewer experts, or with weight_bytes_max"),
                        "%s", line);
 }
 
+Test(node, a_node_whose_cold_experts_cannot_be_loaded_does_not_say_that_it_serves)
+{
+    reason = EP_ERR_NO_MEMORY;
+    run_node("--weight-bytes-max=1GiB", true);
+    cr_expect_not_null(strstr(line, " state=degraded experts=16 experts_failed=0 "), "%s", line);
+    cr_expect_not_null(strstr(line, ": made up"), "%s", line);
+    cr_expect_not_null(strstr(line, "cold experts are loaded again when they are asked for"), "%s",
+                       line);
+}
+
 Test(node, experts_that_cannot_be_used_are_said_to_be_the_files_fault)
 {
     reason = EP_ERR_BAD_FILE;
-    run_node();
+    run_node("--weight-bytes-max=0", false);
     cr_expect_not_null(strstr(line, " state=degraded experts=1 experts_failed=15 "), "%s", line);
     cr_expect_not_null(strstr(line, "put the checkpoint's files right"), "%s", line);
 }
@@ -145,6 +194,6 @@ Test(node, no_more_threads_load_than_there_are_cpus)
     CPU_SET(cpu, &one);
     cr_assert_eq(sched_setaffinity(0, sizeof(one), &one), 0);
     reason = EP_ERR_BAD_FILE;
-    run_node();
+    run_node("--weight-bytes-max=0", false);
     cr_expect_eq(atomic_load(&helpers), 0, "%u helpers", atomic_load(&helpers));
 }

@@ -657,6 +657,43 @@ Test(weight_store,
     }
 }
 
+static ep_err load_never(ep_backend *base, const ep_expert_source *source,
+                         ep_backend_weights **out_weights, ep_error *out_error)
+{
+    (void)base;
+    (void)source;
+    (void)out_weights;
+    return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no place");
+}
+
+/* Evicting experts does not help then. */
+Test(weight_store, while_all_memory_is_refused_most_experts_stay_and_the_store_says_so)
+{
+    asked a;
+    open_with_room(7);
+    change_ops()->weights_load = load_never;
+    for (uint32_t i = 0; i < 16; i++) {
+        get(&a, 0, i % 8);
+        ep_resident_release(a.resident);
+    }
+    ep_weight_stats stats = settle();
+    cr_expect_eq(stats.resident_count, 2, "one went for the budget, four for memory");
+    cr_expect_eq(stats.owned_count, 8);
+    cr_expect(stats.is_refused);
+    cr_expect_not_null(strstr(stats.last_error, ": no place"), "%s", stats.last_error);
+    cr_expect_eq(stats.last_reason, EP_ERR_NO_MEMORY);
+    backend->ops = plain_ops;
+    do {
+        usleep(5000);
+        get(&a, 0, 7);
+    } while (a.error.code == EP_ERR_UNAVAILABLE);
+    ASSERT_OK(a.error.code, a.error);
+    ep_resident_release(a.resident);
+    stats = settle();
+    cr_expect_not(stats.is_refused);
+    cr_expect_str_eq(stats.last_error, "");
+}
+
 /* The end of the memory is as the end of the budget, also where an assignment is loaded; the
  * experts of a node without a budget are all here. */
 Test(weight_store, experts_for_which_memory_is_refused_at_the_start_are_cold_or_said_to_fail)
