@@ -7,6 +7,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -30,9 +32,15 @@ static void origin_of(const reader *r, const yaml_node_t *node, char *out, size_
     snprintf(out, bytes, "file %.300s:%zu", r->path, node->start_mark.line + 1);
 }
 
-static ep_err fail_at(const reader *r, const yaml_node_t *node, const char *text)
+__attribute__((format(printf, 3, 4))) static ep_err
+fail_at(const reader *r, const yaml_node_t *node, const char *format, ...)
 {
     char origin[ORIGIN_BYTES];
+    char text[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
     origin_of(r, node, origin, sizeof(origin));
     return ep_error_set(r->error, EP_ERR_BAD_CONFIG, "%s: %s", origin, text);
 }
@@ -40,37 +48,42 @@ static ep_err fail_at(const reader *r, const yaml_node_t *node, const char *text
 /* The scalar's text. NULL with an error: another kind of node, no value, or a NUL inside. */
 static const char *scalar_text(const reader *r, const yaml_node_t *node, const char *label)
 {
-    char text[160];
     if (node->type != YAML_SCALAR_NODE) {
-        snprintf(text, sizeof(text), "%.100s: a single value is expected here", label);
-        fail_at(r, node, text);
+        fail_at(r, node, "%.100s: a single value is expected here", label);
         return NULL;
     }
     const char *value = (const char *)node->data.scalar.value;
     bool plain = node->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
     if ((plain && node->data.scalar.length == 0) || strlen(value) != node->data.scalar.length) {
-        snprintf(text, sizeof(text), "%.100s: there is no value (write \"\" for an empty one)",
-                 label);
-        fail_at(r, node, text);
+        fail_at(r, node, "%.100s: there is no value (write \"\" for an empty one)", label);
         return NULL;
     }
     return value;
 }
 
+static ep_err read_scalar(const reader *r, const ep_option *option, const char *label,
+                          const yaml_node_t *node, ep_option_value *out_value)
+{
+    char origin[ORIGIN_BYTES];
+    const char *text = scalar_text(r, node, label);
+    if (text == NULL) {
+        return EP_ERR_BAD_CONFIG;
+    }
+    origin_of(r, node, origin, sizeof(origin));
+    return ep_option_set_scalar(option, label, text, (ep_value_source){EP_ORIGIN_FILE, origin},
+                                out_value, r->error);
+}
+
 static ep_err unknown_key(const reader *r, const yaml_node_t *node, const char *key,
                           const ep_option *options, size_t count)
 {
-    char text[256];
     const char *nearest = ep_options_nearest(options, count, key);
     if (nearest != NULL) {
-        snprintf(text, sizeof(text),
-                 "unknown key '%.80s'; did you mean '%s'? (%s --help lists all)", key, nearest,
-                 r->options->spec->program);
-    } else {
-        snprintf(text, sizeof(text), "unknown key '%.80s' (%s --help lists those of this program)",
-                 key, r->options->spec->program);
+        return fail_at(r, node, "unknown key '%.80s'; did you mean '%s'? (%s --help lists all)",
+                       key, nearest, r->options->spec->program);
     }
-    return fail_at(r, node, text);
+    return fail_at(r, node, "unknown key '%.80s' (%s --help lists those of this program)", key,
+                   r->options->spec->program);
 }
 
 /* Finds the pair's option; a key given twice is an error. seen: [count], the line where a key was
@@ -87,43 +100,38 @@ static ep_err find_key(const reader *r, const yaml_node_t *key, const ep_option 
         return unknown_key(r, key, name, options, count);
     }
     if (seen[index] != 0) {
-        char text[160];
-        snprintf(text, sizeof(text), "%.80s: given twice, first at line %zu", name, seen[index]);
-        return fail_at(r, key, text);
+        return fail_at(r, key, "%.80s: given twice, first at line %zu", name, seen[index]);
     }
     seen[index] = key->start_mark.line + 1;
     *out_index = index;
     return EP_OK;
 }
 
-static ep_err read_item_mapping(reader *r, const ep_option *option, size_t item_index,
-                                const yaml_node_t *node, ep_option_value *item)
+static ep_err read_list(reader *r, const ep_option *option, const yaml_node_t *node,
+                        ep_option_value *list);
+
+/* Reads a mapping of these options, the file's own or a list's item, into values: [count].
+ * prefix: of the labels, "" or "models[0].". */
+static ep_err read_mapping(reader *r, const yaml_node_t *node, const ep_option *options,
+                           size_t count, const char *prefix, ep_option_value *values)
 {
-    size_t *seen = calloc(option->fields_count, sizeof(*seen));
+    size_t *seen = calloc(count, sizeof(*seen));
     ep_err err = seen == NULL
                      ? ep_error_set(r->error, EP_ERR_NO_MEMORY, "no memory to read %s", r->path)
                      : EP_OK;
     for (yaml_node_pair_t *pair = node->data.mapping.pairs.start;
          err == EP_OK && pair < node->data.mapping.pairs.top; pair++) {
         const yaml_node_t *value = yaml_document_get_node(&r->document, pair->value);
-        char origin[ORIGIN_BYTES];
         char label[160];
-        size_t f = 0;
-        err = find_key(r, yaml_document_get_node(&r->document, pair->key), option->fields,
-                       option->fields_count, seen, &f);
-        if (err != EP_OK) {
-            break;
+        size_t i = 0;
+        err =
+            find_key(r, yaml_document_get_node(&r->document, pair->key), options, count, seen, &i);
+        if (err == EP_OK && options[i].type == EP_OPTION_LIST) {
+            err = read_list(r, &options[i], value, &values[i]);
+        } else if (err == EP_OK) {
+            snprintf(label, sizeof(label), "%s%s", prefix, options[i].name);
+            err = read_scalar(r, &options[i], label, value, &values[i]);
         }
-        snprintf(label, sizeof(label), "%s[%zu].%s", option->name, item_index,
-                 option->fields[f].name);
-        const char *text = scalar_text(r, value, label);
-        if (text == NULL) {
-            err = EP_ERR_BAD_CONFIG;
-            break;
-        }
-        origin_of(r, value, origin, sizeof(origin));
-        err = ep_option_set_scalar(&option->fields[f], label, text,
-                                   (ep_value_source){EP_ORIGIN_FILE, origin}, &item[f], r->error);
     }
     free(seen);
     return err;
@@ -142,17 +150,14 @@ static ep_err read_item(reader *r, const ep_option *option, const yaml_node_t *n
     }
     size_t index = list->items_count - 1;
     if (option->fields_count == 1 && node->type == YAML_SCALAR_NODE) {
-        const char *text = scalar_text(r, node, option->name);
-        err = text == NULL ? EP_ERR_BAD_CONFIG
-                           : ep_option_set_scalar(&option->fields[0], option->name, text, source,
-                                                  &item[0], r->error);
+        err = read_scalar(r, &option->fields[0], option->name, node, &item[0]);
     } else if (node->type == YAML_MAPPING_NODE) {
-        err = read_item_mapping(r, option, index, node, item);
+        char prefix[80];
+        snprintf(prefix, sizeof(prefix), "%s[%zu].", option->name, index);
+        err = read_mapping(r, node, option->fields, option->fields_count, prefix, item);
     } else {
-        char text[160];
-        snprintf(text, sizeof(text), "%s[%zu]: a mapping with %s is expected here", option->name,
-                 index, option->fields[0].name);
-        err = fail_at(r, node, text);
+        err = fail_at(r, node, "%s[%zu]: a mapping with %s is expected here", option->name, index,
+                      option->fields[0].name);
     }
     return err != EP_OK ? err : ep_option_list_complete(option, index, item, source, r->error);
 }
@@ -162,10 +167,8 @@ static ep_err read_list(reader *r, const ep_option *option, const yaml_node_t *n
 {
     char origin[ORIGIN_BYTES];
     if (node->type != YAML_SEQUENCE_NODE) {
-        char text[160];
-        snprintf(text, sizeof(text), "%s: a list is expected here (lines that begin with \"- \")",
-                 option->name);
-        return fail_at(r, node, text);
+        return fail_at(r, node, "%s: a list is expected here (lines that begin with \"- \")",
+                       option->name);
     }
     ep_option_value_clear(option, list);
     list->is_set = true;
@@ -185,40 +188,9 @@ static ep_err read_list(reader *r, const ep_option *option, const yaml_node_t *n
 static ep_err read_root(reader *r, const yaml_node_t *root)
 {
     const ep_options_spec *spec = r->options->spec;
-    if (root->type != YAML_MAPPING_NODE) {
-        return fail_at(r, root, "the file must hold 'key: value' lines");
-    }
-    size_t *seen = calloc(spec->options_count, sizeof(*seen));
-    ep_err err = seen == NULL
-                     ? ep_error_set(r->error, EP_ERR_NO_MEMORY, "no memory to read %s", r->path)
-                     : EP_OK;
-    for (yaml_node_pair_t *pair = root->data.mapping.pairs.start;
-         err == EP_OK && pair < root->data.mapping.pairs.top; pair++) {
-        const yaml_node_t *value = yaml_document_get_node(&r->document, pair->value);
-        size_t index = 0;
-        err = find_key(r, yaml_document_get_node(&r->document, pair->key), spec->options,
-                       spec->options_count, seen, &index);
-        if (err != EP_OK) {
-            break;
-        }
-        const ep_option *option = &spec->options[index];
-        if (option->type == EP_OPTION_LIST) {
-            err = read_list(r, option, value, &r->options->values[index]);
-            continue;
-        }
-        char origin[ORIGIN_BYTES];
-        const char *text = scalar_text(r, value, option->name);
-        if (text == NULL) {
-            err = EP_ERR_BAD_CONFIG;
-            break;
-        }
-        origin_of(r, value, origin, sizeof(origin));
-        err = ep_option_set_scalar(option, option->name, text,
-                                   (ep_value_source){EP_ORIGIN_FILE, origin},
-                                   &r->options->values[index], r->error);
-    }
-    free(seen);
-    return err;
+    return root->type == YAML_MAPPING_NODE
+               ? read_mapping(r, root, spec->options, spec->options_count, "", r->options->values)
+               : fail_at(r, root, "the file must hold 'key: value' lines");
 }
 
 /* Reads the whole file; the caller frees *out_text. */
@@ -243,12 +215,17 @@ static ep_err read_bytes(const char *path, unsigned char **out_text, size_t *out
                             EP_OPTIONS_FILE_BYTES_MAX);
     }
     unsigned char *text = malloc((size_t)st.st_size + 1);
-    ssize_t n = text != NULL ? pread(fd, text, (size_t)st.st_size, 0) : -1;
+    if (text == NULL) {
+        close(fd);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to read %.300s", path);
+    }
+    ssize_t n = pread(fd, text, (size_t)st.st_size, 0);
     int saved = errno;
     close(fd);
     if (n < 0) {
         free(text);
-        return ep_error_set(out_error, EP_ERR_IO, "config file %.300s: %s", path, strerror(saved));
+        return ep_error_set(out_error, EP_ERR_IO, "config file %.300s: %s", path,
+                            ep_errno_text(saved, why));
     }
     *out_text = text;
     *out_bytes = (size_t)n;
