@@ -106,9 +106,9 @@ static logged_node *find_logged(ep_coordinator_service *self, size_t likely, uin
 }
 
 static void log_state(ep_coordinator_service *self, size_t index,
-                      const ep_coordinator_state_node_view *view, uint64_t now_ns)
+                      const Expertd__V1__NodeEntry *entry)
 {
-    logged_node *node = find_logged(self, index, view->node_id);
+    logged_node *node = find_logged(self, index, entry->node_id);
     if (node == NULL) {
         logged_node *grown = realloc(self->logged, (self->logged_count + 1) * sizeof(*grown));
         if (grown == NULL) {
@@ -116,14 +116,13 @@ static void log_state(ep_coordinator_service *self, size_t index,
         }
         self->logged = grown;
         node = &grown[self->logged_count++];
-        *node = (logged_node){.node_id = view->node_id, .state = view->state};
-        strcpy(node->name, view->name);
-    } else if (node->state != view->state) {
-        bool is_bad = strcmp(view->state, "suspect") == 0 || strcmp(view->state, "degraded") == 0;
-        node->state = view->state;
+        *node = (logged_node){.node_id = entry->node_id, .state = entry->state};
+        strcpy(node->name, entry->name);
+    } else if (node->state != entry->state) {
+        bool is_bad = strcmp(entry->state, "suspect") == 0 || strcmp(entry->state, "degraded") == 0;
+        node->state = entry->state;
         ep_log(is_bad ? EP_LOG_WARN : EP_LOG_INFO, "node-state", EP_KV(node, node->name),
-               EP_KV(state, view->state),
-               EP_KV(silent_ms, (now_ns - view->last_seen_ns) / EP_NS_PER_MS),
+               EP_KV(state, entry->state), EP_KV(silent_ms, entry->last_seen_ms),
                EP_KV(hint, is_bad ? "see expertctl doctor, and the node's log" : NULL));
     }
     node->is_there = true;
@@ -132,10 +131,10 @@ static void log_state(ep_coordinator_service *self, size_t index,
 /* Lock held. Logs each node whose state has changed since the last call, and each forgotten one. */
 static void log_nodes(ep_coordinator_service *self)
 {
-    ep_coordinator_state_node_view view;
+    Expertd__V1__NodeEntry entry;
     uint64_t now_ns = ep_clock_now_ns();
-    for (size_t i = 0; ep_coordinator_state_node(self->cluster, i, &view); i++) {
-        log_state(self, i, &view, now_ns);
+    for (size_t i = 0; ep_coordinator_state_node(self->cluster, i, now_ns, &entry); i++) {
+        log_state(self, i, &entry);
     }
     for (size_t i = self->logged_count; i-- > 0;) {
         if (!self->logged[i].is_there) {
@@ -600,39 +599,12 @@ static void on_watch_placement(Expertd__V1__Coordinator_Service *rpc,
     ep_rpc_call_on_cancel(closure_data, on_watch_cancelled, self);
 }
 
-static void fill_entry(Expertd__V1__NodeEntry *entry, const ep_coordinator_state_node_view *view,
-                       uint64_t now_ns)
-{
-    expertd__v1__node_entry__init(entry);
-    entry->node_id = view->node_id;
-    entry->name = (char *)(uintptr_t)view->name;
-    entry->url = (char *)(uintptr_t)view->url;
-    entry->host = (char *)(uintptr_t)view->host;
-    entry->state = (char *)(uintptr_t)view->state;
-    entry->incarnation = view->incarnation;
-    entry->rows_served = view->rows_served;
-    entry->requests_failed = view->requests_failed;
-    entry->requests_hedged = view->requests_hedged;
-    entry->requests_refused = view->requests_refused;
-    entry->weight_bytes = view->weight_bytes;
-    entry->weight_quant_error = view->weight_quant_error;
-    entry->weight_quant_output_error = view->weight_quant_output_error;
-    entry->tls_expiry = view->tls_expiry;
-    entry->tls_error = (char *)(uintptr_t)view->tls_error;
-    entry->behind_ms = view->behind_ns / EP_NS_PER_MS;
-    entry->waits_to_load = view->waits_to_load;
-    entry->devices = view->devices;
-    entry->devices_lost = view->devices_lost;
-    entry->speed = view->speed;
-    entry->slow_ms = view->slow_ns / EP_NS_PER_MS;
-    entry->last_seen_ms = (now_ns - view->last_seen_ns) / EP_NS_PER_MS;
-}
-
 /* A status and the memory that it borrows. */
 typedef struct status_parts {
     Expertd__V1__ClusterStatusReply reply;
     Expertd__V1__Epoch epoch;
-    Expertd__V1__NodeEntry *entries;
+    Expertd__V1__NodeEntry *entries; /* first of the present nodes, then of the lost ones */
+    size_t here;
     Expertd__V1__NodeEntry **list;
     Expertd__V1__Problem *problems;
     Expertd__V1__Problem **problem_list;
@@ -641,16 +613,16 @@ typedef struct status_parts {
     uint32_t copies_waiting[EP_MODELS_MAX];
 } status_parts;
 
-/* Lock held. Lists the present nodes, then the lost ones. */
+/* Lock held. */
 static bool collect_nodes(ep_coordinator_service *self, status_parts *parts, uint64_t now_ns)
 {
-    ep_coordinator_state_node_view view;
+    Expertd__V1__NodeEntry entry;
     size_t here = 0;
     size_t lost = 0;
-    while (ep_coordinator_state_node(self->cluster, here, &view)) {
+    while (ep_coordinator_state_node(self->cluster, here, now_ns, &entry)) {
         here++;
     }
-    while (ep_coordinator_state_lost(self->cluster, lost, &view)) {
+    while (ep_coordinator_state_lost(self->cluster, lost, now_ns, &entry)) {
         lost++;
     }
     parts->entries = calloc(here + lost + 1, sizeof(*parts->entries));
@@ -659,24 +631,15 @@ static bool collect_nodes(ep_coordinator_service *self, status_parts *parts, uin
         return false;
     }
     for (size_t i = 0; i < here + lost; i++) {
-        (void)(i < here ? ep_coordinator_state_node(self->cluster, i, &view)
-                        : ep_coordinator_state_lost(self->cluster, i - here, &view));
-        fill_entry(&parts->entries[i], &view, now_ns);
+        (void)(i < here ? ep_coordinator_state_node(self->cluster, i, now_ns, &parts->entries[i])
+                        : ep_coordinator_state_lost(self->cluster, i - here, now_ns,
+                                                    &parts->entries[i]));
         parts->list[i] = &parts->entries[i];
     }
+    parts->here = here;
     parts->reply.nodes = parts->list;
     parts->reply.n_nodes = here + lost;
     return true;
-}
-
-/* Lock held. Counts moves of the present nodes, which are the first entries. */
-static void count_moves(ep_coordinator_service *self, status_parts *parts)
-{
-    ep_coordinator_state_node_view view;
-    for (size_t i = 0; ep_coordinator_state_node(self->cluster, i, &view); i++) {
-        ep_coordinator_state_moves(self->cluster, i, &parts->entries[i].copies_to_load,
-                                   &parts->entries[i].copies_to_drop);
-    }
 }
 
 /* Lock held, also while the parts are used, since they borrow names. False: no memory. Call
@@ -771,7 +734,10 @@ static bool status_init_whole(ep_coordinator_service *self, status_parts *parts)
     if (!status_init(self, parts) || !add_problems(parts)) {
         return false;
     }
-    count_moves(self, parts);
+    for (size_t i = 0; i < parts->here; i++) {
+        ep_coordinator_state_moves(self->cluster, i, &parts->entries[i].copies_to_load,
+                                   &parts->entries[i].copies_to_drop);
+    }
     return true;
 }
 
@@ -1116,13 +1082,13 @@ ep_routing_table *ep_coordinator_service_table(ep_coordinator_service *self)
 void ep_coordinator_service_read_stats(ep_coordinator_service *self,
                                        ep_coordinator_stats *out_stats)
 {
-    ep_coordinator_state_node_view view;
+    Expertd__V1__NodeEntry entry;
     pthread_mutex_lock(&self->lock);
     *out_stats = self->stats;
     out_stats->epoch = self->served != NULL ? self->served->epoch : (ep_epoch){0};
-    for (size_t i = 0; ep_coordinator_state_node(self->cluster, i, &view); i++) {
-        bool away = strcmp(view.state, "suspect") == 0 || strcmp(view.state, "draining") == 0 ||
-                    strcmp(view.state, "drained") == 0;
+    for (size_t i = 0; ep_coordinator_state_node(self->cluster, i, 0, &entry); i++) {
+        bool away = strcmp(entry.state, "suspect") == 0 || strcmp(entry.state, "draining") == 0 ||
+                    strcmp(entry.state, "drained") == 0;
         out_stats->nodes_listed += !away;
     }
     pthread_mutex_unlock(&self->lock);

@@ -421,20 +421,11 @@ ep_err ep_coordinator_state_register(ep_coordinator_state *cluster, uint64_t now
     cluster->revision++;
     node->loaded_number = 0;
     node->turn_ns = 0;
-    node->rows_served = 0;
-    node->requests_failed = 0;
-    node->requests_hedged = 0;
-    node->requests_refused = 0;
-    node->weight_bytes = 0;
-    node->weight_quant_error = 0;
-    node->weight_quant_output_error = 0;
     node->speed = is_same ? node->speed : (node_speed){0};
-    node->tls_expiry = 0;
     node->capacity_bytes = request->capacity_bytes;
     /* restarted with devices: it can compute again */
     cluster->rebalance |= node_has_no_device(node) && !is_same;
-    node->devices = 0;
-    node->devices_lost = 0;
+    expertd__v1__node_entry__init(&node->told);
     node->tls_error[0] = '\0';
     *out_node_id = node->node_id;
     (void)ep_state_judge_copies(cluster);
@@ -507,16 +498,16 @@ ep_err ep_coordinator_state_heartbeat(ep_coordinator_state *cluster, uint64_t no
     node_state before = node->state;
     uint64_t loaded_before = node->loaded_number;
     node->last_seen_ns = now_ns;
-    node->rows_served = request->rows_served;
-    node->requests_failed = request->requests_failed;
-    node->requests_hedged = request->requests_hedged;
-    node->requests_refused = request->requests_refused;
-    node->weight_bytes = request->weight_bytes;
-    node->weight_quant_error = request->weight_quant_error;
-    node->weight_quant_output_error = request->weight_quant_output_error;
-    node->tls_expiry = request->tls_expiry;
-    node->devices = request->devices;
-    node->devices_lost = request->devices_lost;
+    node->told.rows_served = request->rows_served;
+    node->told.requests_failed = request->requests_failed;
+    node->told.requests_hedged = request->requests_hedged;
+    node->told.requests_refused = request->requests_refused;
+    node->told.weight_bytes = request->weight_bytes;
+    node->told.weight_quant_error = request->weight_quant_error;
+    node->told.weight_quant_output_error = request->weight_quant_output_error;
+    node->told.tls_expiry = request->tls_expiry;
+    node->told.devices = request->devices;
+    node->told.devices_lost = request->devices_lost;
     snprintf(node->tls_error, sizeof(node->tls_error), "%s", request->tls_error);
     ep_state_take_speed(node, request);
     ep_state_take_progress(node, now_ns, request->experts_to_load);
@@ -649,47 +640,38 @@ const ep_error *ep_coordinator_state_copy_error(const ep_coordinator_state *clus
     return &cluster->copy_error;
 }
 
-/* The state shown for a drained node; if it is away, its own state says more. */
-static const char *drained_name(const ep_coordinator_state *cluster, const cluster_node *node)
+const char *ep_state_shown(const ep_coordinator_state *cluster, const cluster_node *node)
 {
-    if (!node_is_listed(node) || node->is_restored) {
+    /* if a drained node is away, its own state says more */
+    if (!node_is_emptied(node) || !node_is_listed(node) || node->is_restored) {
         return state_names[node->state];
     }
     return ep_state_copies_of(cluster, node) > 0 ? state_names[NODE_DRAINING] : "drained";
 }
 
-bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index,
-                               ep_coordinator_state_node_view *out_view)
+bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index, uint64_t now_ns,
+                               Expertd__V1__NodeEntry *out_entry)
 {
     if (index >= cluster->nodes_count) {
         return false;
     }
-    const cluster_node *node = cluster->nodes[index];
-    *out_view = (ep_coordinator_state_node_view){
-        .node_id = node->node_id,
-        .name = node->name,
-        .url = node->url,
-        .host = node->host,
-        .state = node_is_emptied(node) ? drained_name(cluster, node) : state_names[node->state],
-        .incarnation = node->incarnation,
-        .rows_served = node->rows_served,
-        .requests_failed = node->requests_failed,
-        .requests_hedged = node->requests_hedged,
-        .requests_refused = node->requests_refused,
-        .weight_bytes = node->weight_bytes,
-        .weight_quant_error = node->weight_quant_error,
-        .weight_quant_output_error = node->weight_quant_output_error,
-        .last_seen_ns = node->last_seen_ns,
-        .behind_ns = node->last_seen_ns - node->current_ns,
-        .waits_to_load = node->waits_turn,
-        .tls_expiry = node->tls_expiry,
-        .devices = node->devices,
-        .devices_lost = node->devices_lost,
-        .tls_error = node->tls_error,
-        .speed = node->speed.against_median,
-        .slow_ns =
-            node->speed.slow_since_ns != 0 ? cluster->compared_ns - node->speed.slow_since_ns : 0,
-    };
+    cluster_node *node = cluster->nodes[index];
+    const node_speed *speed = &node->speed;
+    const uint64_t slow_ns =
+        speed->slow_since_ns != 0 ? cluster->compared_ns - speed->slow_since_ns : 0;
+    *out_entry = node->told;
+    out_entry->node_id = node->node_id;
+    out_entry->name = node->name;
+    out_entry->url = node->url;
+    out_entry->host = node->host;
+    out_entry->state = (char *)(uintptr_t)ep_state_shown(cluster, node);
+    out_entry->incarnation = node->incarnation;
+    out_entry->last_seen_ms = (now_ns - node->last_seen_ns) / EP_NS_PER_MS;
+    out_entry->behind_ms = (node->last_seen_ns - node->current_ns) / EP_NS_PER_MS;
+    out_entry->waits_to_load = node->waits_turn;
+    out_entry->tls_error = node->tls_error;
+    out_entry->speed = speed->against_median;
+    out_entry->slow_ms = slow_ns / EP_NS_PER_MS;
     return true;
 }
 

@@ -239,33 +239,10 @@ const ep_error *ep_coordinator_state_copy_error(const ep_coordinator_state *clus
 uint32_t ep_coordinator_state_layer_experts(void *cluster, const char *model, const char *version,
                                             uint32_t layer);
 
-/* For ClusterStatus: nodes by index. Strings are borrowed. False past the end. */
-typedef struct ep_coordinator_state_node_view {
-    uint32_t node_id;
-    const char *name;
-    const char *url;
-    const char *host;
-    const char *state;
-    uint64_t incarnation;
-    uint64_t rows_served;
-    uint64_t requests_failed; /* as in HeartbeatRequest; the next five too */
-    uint64_t requests_hedged;
-    uint64_t requests_refused;
-    uint64_t weight_bytes;
-    double weight_quant_error;
-    double weight_quant_output_error;
-    uint64_t last_seen_ns;
-    uint64_t behind_ns; /* time for which it has not loaded the newest assignment */
-    bool waits_to_load; /* for a turn */
-    uint64_t tls_expiry;
-    uint32_t devices; /* as in HeartbeatRequest, as the next */
-    uint64_t devices_lost;
-    const char *tls_error;
-    double speed; /* as in NodeEntry, as the next */
-    uint64_t slow_ns;
-} ep_coordinator_state_node_view;
-bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index,
-                               ep_coordinator_state_node_view *out_view);
+/* For ClusterStatus, as at now_ns: nodes by index, without their moves. Strings are borrowed, that
+ * of the state is static. False past the end. */
+bool ep_coordinator_state_node(const ep_coordinator_state *cluster, size_t index, uint64_t now_ns,
+                               Expertd__V1__NodeEntry *out_entry);
 /* For the node at that index: assigned copies that it has not loaded, or failed to load; loaded
  * copies that it is to give up. */
 void ep_coordinator_state_moves(const ep_coordinator_state *cluster, size_t index,
@@ -278,8 +255,8 @@ uint32_t ep_coordinator_state_copies_waiting(const ep_coordinator_state *cluster
  * they register again or are drained by name. At most nodes_max; not kept over a restart of the
  * coordinator. False past the end. */
 #define EP_NODE_LOST "lost"
-bool ep_coordinator_state_lost(const ep_coordinator_state *cluster, size_t index,
-                               ep_coordinator_state_node_view *out_view);
+bool ep_coordinator_state_lost(const ep_coordinator_state *cluster, size_t index, uint64_t now_ns,
+                               Expertd__V1__NodeEntry *out_entry);
 
 #define EP_COORDINATOR_MOVES_MAX 4096
 typedef struct ep_coordinator_copies {

@@ -61,12 +61,7 @@ void ep_coordinator_state_leaving(const ep_coordinator_state *cluster, const cha
     if (node == NULL) {
         return;
     }
-    ep_coordinator_state_node_view view;
-    for (size_t n = 0; ep_coordinator_state_node(cluster, n, &view); n++) {
-        if (strcmp(view.name, name) == 0) {
-            out_drain->state = view.state;
-        }
-    }
+    out_drain->state = ep_state_shown(cluster, node);
     out_drain->copies_to_move = node_is_emptied(node) ? ep_state_copies_of(cluster, node) : 0;
     out_drain->is_leaving = node->is_leaving;
 }

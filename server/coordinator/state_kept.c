@@ -36,14 +36,13 @@ static ep_err save_nodes(const ep_coordinator_state *cluster, ep_coordinator_kep
         return EP_ERR_NO_MEMORY;
     }
     for (size_t n = 0; n < cluster->nodes_count; n++) {
-        ep_coordinator_state_node_view view;
+        const cluster_node *node = cluster->nodes[n];
         ep_coordinator_kept_node *out = &kept->nodes[kept->nodes_count++];
-        ep_coordinator_state_node(cluster, n, &view);
-        out->node_id = view.node_id;
-        out->incarnation = view.incarnation;
-        snprintf(out->name, sizeof(out->name), "%s", view.name);
-        snprintf(out->url, sizeof(out->url), "%s", view.url);
-        snprintf(out->state, sizeof(out->state), "%s", view.state);
+        out->node_id = node->node_id;
+        out->incarnation = node->incarnation;
+        snprintf(out->name, sizeof(out->name), "%s", node->name);
+        snprintf(out->url, sizeof(out->url), "%s", node->url);
+        snprintf(out->state, sizeof(out->state), "%s", ep_state_shown(cluster, node));
     }
     if (cluster->drained_count > 0) {
         memcpy(kept->drained, cluster->drained, cluster->drained_count * sizeof(*kept->drained));

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "coordinator/state_private.h"
 
 static size_t find_lost(const ep_coordinator_state *cluster, const char *name)
@@ -51,20 +52,19 @@ void ep_state_lost_add(ep_coordinator_state *cluster, const cluster_node *node)
     snprintf(lost->url, sizeof(lost->url), "%s", node->url);
 }
 
-bool ep_coordinator_state_lost(const ep_coordinator_state *cluster, size_t index,
-                               ep_coordinator_state_node_view *out_view)
+bool ep_coordinator_state_lost(const ep_coordinator_state *cluster, size_t index, uint64_t now_ns,
+                               Expertd__V1__NodeEntry *out_entry)
 {
     if (index >= cluster->lost_count) {
         return false;
     }
-    const lost_node *lost = &cluster->lost[index];
-    *out_view = (ep_coordinator_state_node_view){.node_id = lost->node_id,
-                                                 .name = lost->name,
-                                                 .url = lost->url,
-                                                 .host = "",
-                                                 .state = EP_NODE_LOST,
-                                                 .tls_error = "",
-                                                 .incarnation = lost->incarnation,
-                                                 .last_seen_ns = lost->last_seen_ns};
+    lost_node *lost = &cluster->lost[index];
+    expertd__v1__node_entry__init(out_entry);
+    out_entry->node_id = lost->node_id;
+    out_entry->name = lost->name;
+    out_entry->url = lost->url;
+    out_entry->state = (char *)(uintptr_t)EP_NODE_LOST;
+    out_entry->incarnation = lost->incarnation;
+    out_entry->last_seen_ms = (now_ns - lost->last_seen_ns) / EP_NS_PER_MS;
     return true;
 }

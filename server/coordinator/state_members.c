@@ -242,6 +242,7 @@ cluster_node *ep_state_add_node(ep_coordinator_state *cluster, const char *name)
         ep_state_node_free(node, done);
         return NULL;
     }
+    expertd__v1__node_entry__init(&node->told);
     node->node_id = cluster->next_node_id++;
     snprintf(node->name, sizeof(node->name), "%s", name);
     node->is_drained = ep_state_is_drained(cluster, name);

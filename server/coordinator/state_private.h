@@ -64,17 +64,9 @@ typedef struct cluster_node {
     bool waits_turn;
     uint32_t left_to_load;  /* as reported */
     uint64_t loaded_number; /* newest assignment that it has finished; owned says what has loaded */
-    uint64_t rows_served;
-    uint64_t requests_failed;
-    uint64_t requests_hedged;
-    uint64_t requests_refused;
-    uint64_t weight_bytes;
-    double weight_quant_error;
-    double weight_quant_output_error;
-    uint64_t tls_expiry;
     uint64_t capacity_bytes; /* memory for weights; 0: no limit */
-    uint32_t devices;
-    uint64_t devices_lost; /* bit d: device d */
+    /* what its heartbeats report; ep_coordinator_state_node adds the rest */
+    Expertd__V1__NodeEntry told;
     char tls_error[EP_ERROR_TEXT_BYTES];
     node_speed speed;
     node_layer *layers;                  /* [cluster->layers_count] */
@@ -204,7 +196,8 @@ static inline bool node_can_own(const cluster_node *node)
 /* All its devices are lost, so it can load nothing until it is restarted. */
 static inline bool node_has_no_device(const cluster_node *node)
 {
-    return node->devices > 0 && (uint32_t)__builtin_popcountll(node->devices_lost) >= node->devices;
+    return node->told.devices > 0 &&
+           (uint32_t)__builtin_popcountll(node->told.devices_lost) >= node->told.devices;
 }
 
 /* Its copies are listed in the table. */
@@ -264,6 +257,8 @@ bool ep_state_republish(ep_coordinator_state *cluster);
 bool ep_state_has_copy(const ep_coordinator_state *cluster, const cluster_node *node,
                        uint32_t layer_index, uint32_t expert);
 
+/* The state that is shown of the node; static text. */
+const char *ep_state_shown(const ep_coordinator_state *cluster, const cluster_node *node);
 /* How many of the node's copies that table lists. */
 uint32_t ep_state_copies_of(const ep_coordinator_state *cluster, const cluster_node *node);
 
