@@ -39,12 +39,6 @@ static const char *find_missing(const ep_options *options, const char *address,
                                  : "there is no token";
 }
 
-/* The same, but NULL if insecure is set. */
-static const char *find_fault(const ep_options *options, const char *address, const char *token_key)
-{
-    return ep_options_bool(options, "insecure") ? NULL : find_missing(options, address, token_key);
-}
-
 static void warn_exposed(const ep_options *options, const char *key, const char *url,
                          const char *token_key)
 {
@@ -67,75 +61,70 @@ void ep_service_warn_exposed(const ep_options *options)
     warn_exposed(options, "door_listen", ep_options_text(options, "door_listen"), "token_file");
 }
 
-#define UNREACHABLE_TEXT                                                                           \
-    "'%.120s' is reachable from other hosts, and %s; use tls+tcp:// with %s, a loopback address, " \
-    "or "                                                                                          \
-    "set insecure: true"
-
-static ep_err load_listeners(const ep_options *options, ep_service_config *config,
-                             ep_error *out_error)
+/* Whether we may listen on the URL; the reason names neither key nor origin. tls_keys: what it
+ * needs for TLS; others: what else the key may have. */
+static ep_err check_listener(const ep_options *options, const char *url, const ep_tls_config *tls,
+                             const char *tls_keys, const char *token_key, const char *others,
+                             ep_error *out_why)
 {
-    config->listen_count = ep_options_list_count(options, "listen");
-    for (size_t i = 0; i < config->listen_count; i++) {
-        const char *url = ep_options_list_text(options, "listen", i, "url");
-        bool is_tls = ep_url_is_tls(url);
-        if (ep_lane_for_url(url) == NULL) {
-            return ep_options_fail_item(options, "listen", i, "url", out_error,
-                                        "'%.120s' is no URL we can listen on; allowed: "
-                                        "tcp://host:port, tls+tcp://host:port",
-                                        url);
-        }
-        if (is_tls && (config->tls.ca_file == NULL || config->tls.cert_key_file == NULL)) {
-            return ep_options_fail_item(options, "listen", i, "url", out_error,
-                                        "'%.120s' needs tls_ca_file and tls_cert_key_file", url);
-        }
-        const char *missing = find_fault(options, url, "token_file");
-        if (missing != NULL) {
-            return ep_options_fail_item(options, "listen", i, "url", out_error, UNREACHABLE_TEXT,
-                                        url, missing, "token_file");
-        }
-        config->listen[i] = url;
+    if (ep_lane_for_url(url) == NULL) {
+        return ep_error_set(out_why, EP_ERR_BAD_CONFIG,
+                            "'%.120s' is no URL we can listen on; allowed: tcp://host:port, "
+                            "tls+tcp://host:port%s",
+                            url, others);
+    }
+    if (ep_url_is_tls(url) && (tls->ca_file == NULL || tls->cert_key_file == NULL)) {
+        return ep_error_set(out_why, EP_ERR_BAD_CONFIG, "'%.120s' needs %s", url, tls_keys);
+    }
+    const char *missing = find_missing(options, url, token_key);
+    if (missing != NULL && !ep_options_bool(options, "insecure")) {
+        return ep_error_set(out_why, EP_ERR_BAD_CONFIG,
+                            "'%.120s' is reachable from other hosts, and %s; use tls+tcp:// with "
+                            "%s, a loopback address, or set insecure: true",
+                            url, missing, token_key);
     }
     return EP_OK;
 }
 
-/* Checks a URL that has its own key; "": off. */
-static ep_err check_listener(const ep_options *options, const char *key, const ep_tls_config *tls,
-                             const char *tls_keys, const char *token_key, ep_error *out_error)
+static ep_err load_listeners(const ep_options *options, ep_service_config *config,
+                             ep_error *out_error)
 {
-    const char *url = ep_options_text(options, key);
-    if (url[0] == 0) {
-        return EP_OK;
-    }
-    if (ep_lane_for_url(url) == NULL) {
-        return ep_options_fail(options, key, out_error,
-                               "'%.120s' is no URL we can listen on; allowed: tcp://host:port, "
-                               "tls+tcp://host:port, empty",
-                               url);
-    }
-    if (ep_url_is_tls(url) && (tls->ca_file == NULL || tls->cert_key_file == NULL)) {
-        return ep_options_fail(options, key, out_error, "'%.120s' needs %s", url, tls_keys);
-    }
-    const char *missing = find_fault(options, url, token_key);
-    if (missing != NULL) {
-        return ep_options_fail(options, key, out_error, UNREACHABLE_TEXT, url, missing, token_key);
+    ep_error why;
+    config->listen_count = ep_options_list_count(options, "listen");
+    for (size_t i = 0; i < config->listen_count; i++) {
+        config->listen[i] = ep_options_list_text(options, "listen", i, "url");
+        if (check_listener(options, config->listen[i], &config->tls,
+                           "tls_ca_file and tls_cert_key_file", "token_file", "", &why) != EP_OK) {
+            return ep_options_fail_item(options, "listen", i, "url", out_error, "%s", why.text);
+        }
     }
     return EP_OK;
+}
+
+/* Takes a URL that has its own key; "": off. */
+static ep_err load_listener(const ep_options *options, const char *key, const ep_tls_config *tls,
+                            const char *tls_keys, const char *token_key, const char **out_url,
+                            ep_error *out_error)
+{
+    ep_error why;
+    *out_url = ep_options_text(options, key);
+    return (*out_url)[0] == 0 || check_listener(options, *out_url, tls, tls_keys, token_key,
+                                                ", empty", &why) == EP_OK
+               ? EP_OK
+               : ep_options_fail(options, key, out_error, "%s", why.text);
 }
 
 static ep_err load_single_listeners(const ep_options *options, ep_service_config *config,
                                     ep_error *out_error)
 {
-    config->admin_listen = ep_options_text(options, "admin_listen");
-    config->door_listen = ep_options_text(options, "door_listen");
     config->door_contexts = (uint32_t)ep_options_number(options, "door_contexts");
-    ep_err err = check_listener(options, "admin_listen", &config->admin_tls,
-                                "admin_tls_ca_file or tls_ca_file, and tls_cert_key_file",
-                                "admin_token_file", out_error);
-    return err != EP_OK
-               ? err
-               : check_listener(options, "door_listen", &config->tls,
-                                "tls_ca_file and tls_cert_key_file", "token_file", out_error);
+    ep_err err = load_listener(options, "admin_listen", &config->admin_tls,
+                               "admin_tls_ca_file or tls_ca_file, and tls_cert_key_file",
+                               "admin_token_file", &config->admin_listen, out_error);
+    return err != EP_OK ? err
+                        : load_listener(options, "door_listen", &config->tls,
+                                        "tls_ca_file and tls_cert_key_file", "token_file",
+                                        &config->door_listen, out_error);
 }
 
 static const char *text_or_null(const ep_options *options, const char *key)
@@ -220,29 +209,30 @@ void ep_service_config_fini(ep_service_config *config)
     config->credentials = NULL;
 }
 
+static ep_lane_address address_of(const char *url, const ep_tls_config *tls)
+{
+    return (ep_lane_address){.url = url, .tls = ep_url_is_tls(url) ? tls : NULL};
+}
+
 ep_err ep_service_listen(const ep_service_config *config, ep_rpc_server *server,
                          ep_error *out_error)
 {
     for (size_t i = 0; i < config->listen_count; i++) {
-        ep_lane_address address = {.url = config->listen[i],
-                                   .tls = ep_url_is_tls(config->listen[i]) ? &config->tls : NULL};
+        ep_lane_address address = address_of(config->listen[i], &config->tls);
         ep_err err = ep_rpc_server_listen(server, &address, EP_ROLES_MAIN, out_error);
         if (err != EP_OK) {
             return ep_error_prefix(out_error, err, "listen");
         }
     }
     if (config->admin_listen[0] != 0) {
-        ep_lane_address address = {.url = config->admin_listen,
-                                   .tls = ep_url_is_tls(config->admin_listen) ? &config->admin_tls
-                                                                              : NULL};
+        ep_lane_address address = address_of(config->admin_listen, &config->admin_tls);
         ep_err err = ep_rpc_server_listen(server, &address, EP_ROLES_ADMIN, out_error);
         if (err != EP_OK) {
             return ep_error_prefix(out_error, err, "admin_listen");
         }
     }
     if (config->door_listen[0] != 0) {
-        ep_lane_address address = {.url = config->door_listen,
-                                   .tls = ep_url_is_tls(config->door_listen) ? &config->tls : NULL};
+        ep_lane_address address = address_of(config->door_listen, &config->tls);
         ep_err err = ep_rpc_server_open_door(server, &address, config->door_contexts, out_error);
         if (err != EP_OK) {
             return ep_error_prefix(out_error, err, "door_listen");
