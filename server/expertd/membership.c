@@ -444,7 +444,8 @@ static void call(ep_membership *m, letter_kind kind, const char *method,
 static void send_register(ep_membership *m)
 {
     Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
-    if (ep_node_models_describe(m->config.models, &request.models, &request.n_models) != EP_OK) {
+    if (ep_node_models_describe(m->config.models, true, &request.models, &request.n_models) !=
+        EP_OK) {
         return; /* the next tick tries again */
     }
     request.node = (char *)(uintptr_t)m->config.common->node;
@@ -470,8 +471,8 @@ static void send_heartbeat(ep_membership *m)
     request.incarnation = m->config.common->incarnation;
     request.epoch = &epoch;
     request.secret = m->secret;
-    if (m->models_changed &&
-        ep_node_models_describe(m->config.models, &request.models, &request.n_models) == EP_OK) {
+    if (m->models_changed && ep_node_models_describe(m->config.models, true, &request.models,
+                                                     &request.n_models) == EP_OK) {
         m->models_changed = false;
     }
     m->sent_draining = strcmp(request.state, "draining") == 0;

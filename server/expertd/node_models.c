@@ -420,7 +420,7 @@ static void layer_info_free(Expertd__V1__LayerInfo *info)
 }
 
 static Expertd__V1__LayerInfo *layer_info_make(const ep_node_models *models,
-                                               const ep_node_layer *layer)
+                                               const ep_node_layer *layer, bool for_placement)
 {
     Expertd__V1__LayerInfo *info = malloc(sizeof(*info));
     uint32_t *owned = malloc(sizeof(*owned) * (layer->experts_total + 1));
@@ -447,8 +447,10 @@ static Expertd__V1__LayerInfo *layer_info_make(const ep_node_models *models,
     info->owned = owned;
     info->owned_digests = digests;
     info->n_owned = ep_weight_store_owned(models->store, layer->store_slot, owned, digests);
-    info->n_owned_digests = info->n_owned;
-    info->expert_bytes = ep_weight_store_expert_bytes(models->store, layer->store_slot);
+    if (for_placement) {
+        info->n_owned_digests = info->n_owned;
+        info->expert_bytes = ep_weight_store_expert_bytes(models->store, layer->store_slot);
+    }
     return info;
 }
 
@@ -465,7 +467,7 @@ static void model_info_free(Expertd__V1__ModelInfo *info)
 
 /* Texts and dtypes are borrowed from the model and this file. */
 static Expertd__V1__ModelInfo *model_info_make(const ep_node_models *models,
-                                               const ep_node_model *model)
+                                               const ep_node_model *model, bool for_placement)
 {
     Expertd__V1__ModelInfo *info = malloc(sizeof(*info));
     if (info == NULL) {
@@ -480,7 +482,7 @@ static Expertd__V1__ModelInfo *model_info_make(const ep_node_models *models,
     info->n_dtypes = EP_ARRAY_COUNT(accepted_dtypes);
     info->layers = calloc(model->layers_count, sizeof(*info->layers));
     for (uint32_t l = 0; info->layers != NULL && l < model->layers_count; l++) {
-        info->layers[l] = layer_info_make(models, &model->layers[l]);
+        info->layers[l] = layer_info_make(models, &model->layers[l], for_placement);
         if (info->layers[l] == NULL) {
             break;
         }
@@ -493,15 +495,15 @@ static Expertd__V1__ModelInfo *model_info_make(const ep_node_models *models,
     return info;
 }
 
-ep_err ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelInfo ***out_infos,
-                               size_t *out_count)
+ep_err ep_node_models_describe(const ep_node_models *models, bool for_placement,
+                               Expertd__V1__ModelInfo ***out_infos, size_t *out_count)
 {
     Expertd__V1__ModelInfo **infos = calloc(models->count > 0 ? models->count : 1, sizeof(*infos));
     if (infos == NULL) {
         return EP_ERR_NO_MEMORY;
     }
     for (uint32_t i = 0; i < models->count; i++) {
-        infos[i] = model_info_make(models, &models->models[i]);
+        infos[i] = model_info_make(models, &models->models[i], for_placement);
         if (infos[i] == NULL) {
             ep_node_models_infos_free(infos, i);
             return EP_ERR_NO_MEMORY;
@@ -510,16 +512,6 @@ ep_err ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelI
     *out_infos = infos;
     *out_count = models->count;
     return EP_OK;
-}
-
-void ep_node_models_infos_hide_digests(Expertd__V1__ModelInfo **infos, size_t count)
-{
-    for (size_t m = 0; m < count; m++) {
-        for (size_t l = 0; l < infos[m]->n_layers; l++) {
-            infos[m]->layers[l]->n_owned_digests = 0;
-            infos[m]->layers[l]->expert_bytes = 0;
-        }
-    }
 }
 
 void ep_node_models_infos_free(Expertd__V1__ModelInfo **infos, size_t count)

@@ -64,13 +64,11 @@ void ep_node_model_configured(const ep_node_model *model, const ep_node_layer *l
 /* Size in the files of all experts that the configuration may want. */
 uint64_t ep_node_models_file_bytes(const ep_node_models *models);
 
-/* Fills *out_infos with count new messages, owned lists included. Errors: NO_MEMORY. Free with
- * _infos_free.
- */
-ep_err ep_node_models_describe(const ep_node_models *models, Expertd__V1__ModelInfo ***out_infos,
-                               size_t *out_count);
-/* Removes digests, which only the coordinator compares: headers of Hello and Describe are small. */
-void ep_node_models_infos_hide_digests(Expertd__V1__ModelInfo **infos, size_t count);
+/* Fills *out_infos with count new messages, owned lists included. for_placement: with digests and
+ * sizes, which only the coordinator uses; headers of Hello and Describe are small. Errors:
+ * NO_MEMORY. Free with _infos_free. */
+ep_err ep_node_models_describe(const ep_node_models *models, bool for_placement,
+                               Expertd__V1__ModelInfo ***out_infos, size_t *out_count);
 void ep_node_models_infos_free(Expertd__V1__ModelInfo **infos, size_t count);
 
 #endif

@@ -30,11 +30,10 @@ static void service_describe(Expertd__V1__ExpertService_Service *service,
     const ep_node *node = ((ep_node_expert_service *)(void *)service)->node;
     Expertd__V1__DescribeReply reply = EXPERTD__V1__DESCRIBE_REPLY__INIT;
     (void)input;
-    if (ep_node_models_describe(&node->models, &reply.models, &reply.n_models) != EP_OK) {
+    if (ep_node_models_describe(&node->models, false, &reply.models, &reply.n_models) != EP_OK) {
         finish_no_memory(closure_data);
         return;
     }
-    ep_node_models_infos_hide_digests(reply.models, reply.n_models);
     reply.node = (char *)(uintptr_t)node->config->name;
     reply.incarnation = node->incarnation;
     closure(&reply, closure_data);
@@ -198,12 +197,11 @@ void ep_node_services_init(ep_node *node)
 void ep_node_hello_fill(void *arg, Expertd__V1__Hello *hello)
 {
     const ep_node *node = arg;
-    if (ep_node_models_describe(&node->models, &hello->models, &hello->n_models) != EP_OK) {
+    if (ep_node_models_describe(&node->models, false, &hello->models, &hello->n_models) != EP_OK) {
         /* without memory the Hello has no models; the peer may ask Describe later */
         hello->models = NULL;
         hello->n_models = 0;
     }
-    ep_node_models_infos_hide_digests(hello->models, hello->n_models);
 }
 
 void ep_node_hello_free(void *arg, Expertd__V1__Hello *hello)

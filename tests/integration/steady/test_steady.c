@@ -50,15 +50,15 @@ static float scales[TOKENS * TOP_K];
 static int failures;
 
 /* Twice a second the client asks what the node holds: no part of a token's path. */
-ep_err __real_ep_node_models_describe(const ep_node_models *models,
+ep_err __real_ep_node_models_describe(const ep_node_models *models, bool for_placement,
                                       Expertd__V1__ModelInfo ***out_infos, size_t *out_count);
-ep_err __wrap_ep_node_models_describe(const ep_node_models *models,
+ep_err __wrap_ep_node_models_describe(const ep_node_models *models, bool for_placement,
                                       Expertd__V1__ModelInfo ***out_infos, size_t *out_count);
-ep_err __wrap_ep_node_models_describe(const ep_node_models *models,
+ep_err __wrap_ep_node_models_describe(const ep_node_models *models, bool for_placement,
                                       Expertd__V1__ModelInfo ***out_infos, size_t *out_count)
 {
     ep_test_alloc_count_pause();
-    ep_err err = __real_ep_node_models_describe(models, out_infos, out_count);
+    ep_err err = __real_ep_node_models_describe(models, for_placement, out_infos, out_count);
     ep_test_alloc_count_resume();
     return err;
 }
