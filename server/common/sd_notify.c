@@ -19,7 +19,7 @@
 #define TEXT_BYTES 512
 #define SEND_TIMEOUT_S 2
 
-bool ep_sd_notify(const char *text)
+static bool send_text(const char *text)
 {
     const char *path = getenv("NOTIFY_SOCKET");
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -63,7 +63,7 @@ bool ep_sd_notify_ready(const char *status)
 {
     char text[TEXT_BYTES];
     put_status(text, sizeof(text), "READY=1\n", status);
-    return ep_sd_notify(text);
+    return send_text(text);
 }
 
 bool ep_sd_notify_status(const char *format, ...)
@@ -75,14 +75,14 @@ bool ep_sd_notify_status(const char *format, ...)
     vsnprintf(status, sizeof(status), format, args);
     va_end(args);
     put_status(text, sizeof(text), "", status);
-    return ep_sd_notify(text);
+    return send_text(text);
 }
 
 bool ep_sd_notify_stopping(const char *status)
 {
     char text[TEXT_BYTES];
     put_status(text, sizeof(text), "STOPPING=1\n", status);
-    return ep_sd_notify(text);
+    return send_text(text);
 }
 
 bool ep_sd_notify_reloading(void)
@@ -90,19 +90,19 @@ bool ep_sd_notify_reloading(void)
     char text[TEXT_BYTES];
     snprintf(text, sizeof(text), "RELOADING=1\nMONOTONIC_USEC=%llu",
              (unsigned long long)ep_clock_now_ns() / EP_NS_PER_US);
-    return ep_sd_notify(text);
+    return send_text(text);
 }
 
 bool ep_sd_notify_watchdog(void)
 {
-    return ep_sd_notify("WATCHDOG=1");
+    return send_text("WATCHDOG=1");
 }
 
 bool ep_sd_notify_extend_timeout(uint64_t us)
 {
     char text[TEXT_BYTES];
     snprintf(text, sizeof(text), "EXTEND_TIMEOUT_USEC=%" PRIu64, us);
-    return ep_sd_notify(text);
+    return send_text(text);
 }
 
 uint64_t ep_sd_watchdog_us(void)

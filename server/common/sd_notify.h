@@ -10,8 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Sends text as it is, such as "READY=1\nSTATUS=...". False: not sent, or there is no socket. */
-bool ep_sd_notify(const char *text);
+/* These return false when it was not sent, or there is no socket. */
 bool ep_sd_notify_ready(const char *status);
 bool ep_sd_notify_status(const char *format, ...) __attribute__((format(printf, 1, 2)));
 bool ep_sd_notify_stopping(const char *status);

@@ -235,8 +235,9 @@ static void set_refusal(ep_tls_watch *watch, const char *text)
     pthread_mutex_unlock(&watch->lock);
 }
 
-static void renew(ep_tls_watch *watch)
+static void renew(void *arg)
 {
+    ep_tls_watch *watch = arg;
     ep_tls_stamp stamps[EP_TLS_FILES];
     uint64_t expiry_s[EP_TLS_FILES];
     ep_error error;
@@ -263,11 +264,6 @@ static void renew(ep_tls_watch *watch)
         EP_KV(effect, "new connections get the new files"));
 }
 
-static void on_look(void *arg)
-{
-    renew(arg);
-}
-
 ep_err ep_tls_watch_start(ep_tls_watch *watch, const ep_options *options, ep_service_loop *loop,
                           ep_rpc_server *server)
 {
@@ -283,7 +279,7 @@ ep_err ep_tls_watch_start(ep_tls_watch *watch, const ep_options *options, ep_ser
     if (ep_tls_watch_expiry(watch) == 0) {
         return EP_OK; /* without TLS there is nothing to watch */
     }
-    ep_err err = ep_service_loop_timer_create(loop, on_look, watch, &watch->timer);
+    ep_err err = ep_service_loop_timer_create(loop, renew, watch, &watch->timer);
     if (err == EP_OK) {
         ep_loop_timer_start(watch->timer, LOOK_MS, LOOK_MS);
     }

@@ -86,9 +86,6 @@ static void on_leave_look(void *arg)
 static void on_stop(void *arg, const char *signal_name)
 {
     coordinator *self = arg;
-    if (self->stopping) {
-        return;
-    }
     ep_log(EP_LOG_INFO, "stopping", EP_KV(signal, signal_name), EP_KV(drain_ms, self->drain_ms));
     ep_sd_notify_stopping("stopping");
     ep_sd_notify_extend_timeout((uint64_t)self->drain_ms * 1000 + 5000000);
@@ -498,14 +495,6 @@ static ep_err start_rpc(coordinator *self, ep_error *out_error)
     return err != EP_OK ? err : start_gateway(self, out_error);
 }
 
-static ep_err start_metrics(coordinator *self, ep_error *out_error)
-{
-    ep_err err = ep_metrics_create(&self->metrics);
-    return err == EP_OK
-               ? EP_OK
-               : ep_error_set(out_error, err, "cannot start metrics: %s", ep_err_text(err));
-}
-
 static ep_err start_doors(coordinator *self, ep_error *out_error)
 {
     const ep_service_config *service = &self->config->service;
@@ -559,7 +548,9 @@ static ep_err start(coordinator *self, ep_error *out_error)
     const ep_service_loop_handler handler = {
         .on_stop = on_stop, .on_reload = on_reload, .arg = self};
     ep_err err = ep_service_loop_create(&handler, &self->loop, out_error);
-    err = err != EP_OK ? err : start_metrics(self, out_error);
+    if (err == EP_OK && (err = ep_metrics_create(&self->metrics)) != EP_OK) {
+        return ep_error_set(out_error, err, "cannot start metrics: %s", ep_err_text(err));
+    }
     err = err != EP_OK ? err : start_rpc(self, out_error);
     err = err != EP_OK ? err : start_doors(self, out_error);
     if (err == EP_OK) {
@@ -594,9 +585,7 @@ static void stop(coordinator *self)
     ep_metrics_destroy(self->metrics);
     ep_timer_service_destroy(self->timers);
     ep_buffer_pool_destroy(self->pool);
-    if (self->loop != NULL) {
-        ep_service_loop_destroy(self->loop);
-    }
+    ep_service_loop_destroy(self->loop);
     ep_transport_fini();
 }
 

@@ -50,7 +50,6 @@ static const ep_option coordinator_options[] = {
      .max = EP_NODES_MAX,
      .fields = name_fields,
      .fields_count = 1,
-     .flag = "node-order",
      .help =
          "static: device d of the map is the d-th node named here; empty: nodes in order of name"},
     {.name = "copies",
@@ -76,7 +75,6 @@ static const ep_option coordinator_options[] = {
      .max = ADVERTISE_ALLOW_MAX,
      .fields = host_fields,
      .fields_count = 1,
-     .flag = "advertise-allow",
      .help = "Hosts that nodes may register: 10.0.0.0/8, fd00::/8, node1.example, .svc (names that "
              "end so); empty: any"},
     {.name = "heartbeat_ms",
@@ -133,7 +131,6 @@ static const ep_option coordinator_options[] = {
     {.name = "state_dir",
      .type = EP_OPTION_PATH,
      .min = 1,
-     .flag = "state-dir",
      .help = "Existing directory for the state that survives a restart; not set: memory"},
     EP_SERVICE_OPTIONS("tcp://127.0.0.1:7410", "127.0.0.1:7411", "tcp://127.0.0.1:7412",
                        "tcp://127.0.0.1:7413"),

@@ -7,7 +7,8 @@
 
 #include "base/quantity.h"
 
-uint32_t ep_table_copies_on(const ep_routing_table *table, const char *node)
+/* The number of copies on the node in the table; table NULL: 0. */
+static uint32_t copies_on(const ep_routing_table *table, const char *node)
 {
     uint32_t count = 0;
     uint32_t index = 0;
@@ -79,7 +80,7 @@ void ep_drain_report_complete(const ep_coordinator_state *cluster,
         return;
     }
     /* the served table is behind the state while a new one is being written */
-    uint32_t listed = ep_table_copies_on(served, io_drain->node);
+    uint32_t listed = copies_on(served, io_drain->node);
     io_drain->copies_to_move =
         listed > io_drain->copies_to_move ? listed : io_drain->copies_to_move;
     uint32_t fewer = config->expert_map == NULL ? experts_short(served, config->copies) : 0;

@@ -7,8 +7,6 @@
 
 #include "coordinator/state.h"
 
-/* The number of copies on the node in the table; table NULL: 0. */
-uint32_t ep_table_copies_on(const ep_routing_table *table, const char *node);
 /*
  * Completes the report for a drain or a heartbeat: copies_to_move is at least the count in the
  * table that clients have, and note says why copies stay or which copies are missing.

@@ -22,8 +22,6 @@
 #define DEADLINE_RESERVE_US_MAX 100000u
 #define DEADLINE_RESERVE_PART 10
 
-#define BAD(...) ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, __VA_ARGS__)
-
 /* A client and the calls that were begun with it. */
 typedef struct gateway_client {
     ep_client *client;
@@ -437,10 +435,11 @@ static ep_err begin_call(ep_gateway *gateway, const Expertd__V1__GatewayForwardR
     ep_err err =
         ep_gateway_view_make(header, asked->tensors, asked->tensor_bytes, &view, out_error);
     if (err == EP_OK && view.reply_bytes > gateway->config.reply_bytes_max) {
-        err =
-            BAD("tokens %" PRIu32 ", hidden %" PRIu32
-                ": a result of %zu bytes is above frame_bytes_max, allowed %zu",
-                header->tokens, header->hidden, view.reply_bytes, gateway->config.reply_bytes_max);
+        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                           "tokens %" PRIu32 ", hidden %" PRIu32
+                           ": a result of %zu bytes is above frame_bytes_max, allowed %zu",
+                           header->tokens, header->hidden, view.reply_bytes,
+                           gateway->config.reply_bytes_max);
     }
     err = err != EP_OK ? err : check_ready(gateway, out_error);
     err = err != EP_OK ? err : check_numerics(gateway->client->client, header, out_error);

@@ -365,17 +365,6 @@ static ep_err check_url(const ep_coordinator_state_config *config,
     return check_host(config, request, out_error);
 }
 
-/* Checks what the state cannot: that the caller speaks for itself, and that others can and may dial
- * its address. */
-static ep_err check_caller(const ep_coordinator_service *self, const ep_rpc_call *call,
-                           const Expertd__V1__RegisterRequest *request, ep_error *out_error)
-{
-    if (check_name_said(call, "register", request->node, out_error) != EP_OK) {
-        return out_error->code;
-    }
-    return check_url(&self->config, request, out_error);
-}
-
 /* Lock held. The policy's part for nodes, as far as it is written; NULL: none. */
 static Expertd__V1__NodePolicy *node_policy(const ep_coordinator_service *self,
                                             Expertd__V1__NodePolicy *out_policy)
@@ -399,7 +388,8 @@ static void on_register_node(Expertd__V1__Coordinator_Service *rpc,
     ep_coordinator_service *self = self_of(rpc);
     Expertd__V1__RegisterReply reply = EXPERTD__V1__REGISTER_REPLY__INIT;
     ep_error error;
-    ep_err err = check_caller(self, closure_data, request, &error);
+    ep_err err = check_name_said(closure_data, "register", request->node, &error);
+    err = err == EP_OK ? check_url(&self->config, request, &error) : err;
     (void)EP_FAILPOINT(register_received);
     pthread_mutex_lock(&self->lock);
     if (err == EP_OK) {

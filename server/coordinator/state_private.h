@@ -253,13 +253,9 @@ void ep_state_publish(ep_coordinator_state *cluster);
  * noted.
  */
 bool ep_state_republish(ep_coordinator_state *cluster);
-/* Whether the table that ep_state_publish makes lists the copy. */
-bool ep_state_has_copy(const ep_coordinator_state *cluster, const cluster_node *node,
-                       uint32_t layer_index, uint32_t expert);
-
 /* The state that is shown of the node; static text. */
 const char *ep_state_shown(const ep_coordinator_state *cluster, const cluster_node *node);
-/* How many of the node's copies that table lists. */
+/* How many of the node's copies the table that ep_state_publish makes lists. */
 uint32_t ep_state_copies_of(const ep_coordinator_state *cluster, const cluster_node *node);
 
 /* Makes a table of the copies that has_copy selects; its epoch is 0. */

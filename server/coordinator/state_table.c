@@ -35,9 +35,10 @@ static bool is_kept(const ep_coordinator_state *cluster, uint32_t layer_index, u
     return false;
 }
 
-/* A moving copy stays listed until its new owners have loaded it. */
-bool ep_state_has_copy(const ep_coordinator_state *cluster, const cluster_node *node,
-                       uint32_t layer_index, uint32_t expert)
+/* Whether the table lists the copy. A moving one stays listed until its new owners have loaded
+ * it. */
+static bool is_listed(const ep_coordinator_state *cluster, const cluster_node *node,
+                      uint32_t layer_index, uint32_t expert)
 {
     const node_layer *layer = &node->layers[layer_index];
     bool is_moving = cluster->committed_number < cluster->assignment_number;
@@ -53,7 +54,7 @@ uint32_t ep_state_copies_of(const ep_coordinator_state *cluster, const cluster_n
     uint32_t count = 0;
     for (uint32_t l = 0; l < cluster->layers_count; l++) {
         for (uint32_t e = 0; e < layer_experts(&cluster->layers[l]); e++) {
-            count += ep_state_has_copy(cluster, node, l, e);
+            count += is_listed(cluster, node, l, e);
         }
     }
     return count;
@@ -280,7 +281,7 @@ static bool same_choices(const ep_routing_table *a, const ep_routing_table *b)
 bool ep_state_republish(ep_coordinator_state *cluster)
 {
     ep_routing_table *table;
-    ep_err err = ep_state_build_table(cluster, ep_state_has_copy, &table);
+    ep_err err = ep_state_build_table(cluster, is_listed, &table);
     cluster->is_stale = err != EP_OK;
     if (err != EP_OK) { /* the old table stays; the next heartbeat tries again */
         ep_error_set(&cluster->placement_error, err,
