@@ -292,7 +292,9 @@ void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64
         admission->stats.tokens_used -= ticket->tokens;
         use->tokens_budget -= ticket->tokens;
     }
-    admission->mean_us = (admission->mean_us * 7 + took_ns / EP_NS_PER_US) / 8;
+    if (took_ns > 0) {
+        admission->mean_us = (admission->mean_us * 7 + took_ns / EP_NS_PER_US) / 8;
+    }
     pthread_mutex_unlock(&admission->lock);
 }
 

@@ -88,6 +88,30 @@ Test(admission, tokens_then_spill_then_refusal)
     ep_admission_destroy(a);
 }
 
+/* A node without memory for replies must not call everybody back at once. */
+Test(admission, a_request_that_is_not_begun_shortens_no_retry)
+{
+    ep_admission *a;
+    ep_ticket first, again;
+    ep_tenants tenants;
+    ep_error e;
+    ep_tenants_init(&tenants);
+    cr_assert_eq(ep_admission_create(100, 0, &tenants, &a), EP_OK);
+    for (int i = 0; i < 50; i++) {
+        cr_assert_eq(enter_bytes(a, 0, 100, 1, 0, &first, &e), EP_OK);
+        leave(a, &first, SECOND);
+    }
+    for (int i = 0; i < 50; i++) {
+        cr_assert_eq(enter_bytes(a, 0, 100, 1, 0, &first, &e), EP_OK);
+        ep_admission_leave(a, &first, 0, 0, EP_ERR_RESOURCE_EXHAUSTED);
+    }
+    cr_assert_eq(enter_bytes(a, 0, 100, 1, 0, &first, &e), EP_OK);
+    cr_expect_eq(enter_bytes(a, 0, 100, 1, 0, &again, &e), EP_ERR_RESOURCE_EXHAUSTED);
+    cr_expect_gt(e.retry_after_us, 900000u);
+    leave(a, &first, SECOND);
+    ep_admission_destroy(a);
+}
+
 static ep_err enter(ep_admission *a, uint32_t tenant, uint32_t tokens, uint64_t now_ns,
                     ep_ticket *out_ticket, ep_error *out_error)
 {
