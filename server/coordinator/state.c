@@ -203,9 +203,7 @@ static ep_err check_models(ep_coordinator_state *cluster, Expertd__V1__ModelInfo
             if (err != EP_OK) {
                 return err;
             }
-            uint32_t index = model_index == UINT32_MAX
-                                 ? UINT32_MAX
-                                 : ep_state_find_layer(cluster, model_index, info->layer);
+            uint32_t index = ep_state_find_layer(cluster, model_index, info->layer);
             if (index == UINT32_MAX) {
                 continue;
             }
@@ -743,8 +741,7 @@ uint32_t ep_coordinator_state_layer_experts(void *cluster_arg, const char *model
                                             const char *version, uint32_t layer)
 {
     ep_coordinator_state *cluster = cluster_arg;
-    uint32_t model_index = ep_state_find_model(cluster, model, version);
     uint32_t index =
-        model_index != UINT32_MAX ? ep_state_find_layer(cluster, model_index, layer) : UINT32_MAX;
+        ep_state_find_layer(cluster, ep_state_find_model(cluster, model, version), layer);
     return index != UINT32_MAX ? cluster->layers[index].shape.experts : 0;
 }

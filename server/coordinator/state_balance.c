@@ -93,8 +93,8 @@ bool ep_coordinator_state_balance(ep_coordinator_state *cluster, const char *mod
                                   const char *version, uint32_t layer,
                                   ep_coordinator_balance *out_balance)
 {
-    const uint32_t m = ep_state_find_model(cluster, model, version);
-    const uint32_t index = m == UINT32_MAX ? UINT32_MAX : ep_state_find_layer(cluster, m, layer);
+    const uint32_t index =
+        ep_state_find_layer(cluster, ep_state_find_model(cluster, model, version), layer);
     if (index == UINT32_MAX || cluster->layers[index].heat_number == 0) {
         return false;
     }

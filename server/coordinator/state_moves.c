@@ -40,8 +40,8 @@ bool ep_coordinator_state_layer(ep_coordinator_state *cluster, const char *model
                                 const char *version, uint32_t layer,
                                 ep_coordinator_layer_view *out_view)
 {
-    const uint32_t m = ep_state_find_model(cluster, model, version);
-    const uint32_t index = m == UINT32_MAX ? UINT32_MAX : ep_state_find_layer(cluster, m, layer);
+    const uint32_t index =
+        ep_state_find_layer(cluster, ep_state_find_model(cluster, model, version), layer);
     *out_view = (ep_coordinator_layer_view){0};
     if (index == UINT32_MAX) {
         return true;

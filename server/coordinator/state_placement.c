@@ -520,8 +520,8 @@ void ep_coordinator_state_take_heat(ep_coordinator_state *cluster, const char *m
                                     const char *version, uint32_t layer, const uint64_t *counts,
                                     const uint64_t *passes, uint32_t experts)
 {
-    const uint32_t m = ep_state_find_model(cluster, model, version);
-    const uint32_t index = m == UINT32_MAX ? UINT32_MAX : ep_state_find_layer(cluster, m, layer);
+    const uint32_t index =
+        ep_state_find_layer(cluster, ep_state_find_model(cluster, model, version), layer);
     if (index == UINT32_MAX || cluster->layers[index].shape.experts != experts) {
         return;
     }

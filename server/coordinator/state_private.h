@@ -272,6 +272,7 @@ uint64_t ep_state_table_bytes(const ep_coordinator_state *cluster,
 cluster_node *ep_state_find_node(const ep_coordinator_state *cluster, const char *name);
 uint32_t ep_state_find_model(const ep_coordinator_state *cluster, const char *name,
                              const char *version);
+/* A model that is not found has no layer. */
 uint32_t ep_state_find_layer(ep_coordinator_state *cluster, uint32_t model_index, uint32_t layer);
 cluster_node *ep_state_add_node(ep_coordinator_state *cluster, const char *name);
 uint32_t ep_state_add_model(ep_coordinator_state *cluster, const char *name, const char *version);
