@@ -57,8 +57,9 @@ bool ep_usage_print_completion(const ep_usage *usage, const char *shell, FILE *o
 
 void ep_man_title(const char *name, int section, const char *version, FILE *out);
 void ep_man_section(const char *title, FILE *out);
-/* Text within a line, with special characters escaped. */
-void ep_man_text(const char *text, FILE *out);
+/* Writes macros and texts by turns, macros first, up to NULL; special characters of the texts are
+ * escaped. */
+void ep_man_put(FILE *out, const char *macros, ...) __attribute__((sentinel));
 /* Paragraphs, separated by blank lines; lines that begin with a space are unchanged. */
 void ep_man_paragraphs(const char *text, size_t bytes, FILE *out);
 

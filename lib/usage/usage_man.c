@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Man pages: man(7) macros, groff without warnings. */
 #include <ctype.h>
+#include <stdarg.h>
 #include <string.h>
 
 #include "usage/usage.h"
@@ -32,9 +33,20 @@ static void put_text(const char *text, size_t bytes, FILE *out)
     }
 }
 
-void ep_man_text(const char *text, FILE *out)
+void ep_man_put(FILE *out, const char *macros, ...)
 {
-    put_text(text, strlen(text), out);
+    bool is_text = false;
+    va_list args;
+    va_start(args, macros);
+    for (const char *part = macros; part != NULL; part = va_arg(args, const char *)) {
+        if (is_text) {
+            put_text(part, strlen(part), out);
+        } else {
+            fputs(part, out);
+        }
+        is_text = !is_text;
+    }
+    va_end(args);
 }
 
 void ep_man_title(const char *name, int section, const char *version, FILE *out)
@@ -97,9 +109,7 @@ static void put_option(void *arg, const struct argp_option *option)
     char letter = ep_usage_letter(option);
     if (option->name == NULL && letter == 0) {
         if (option->doc != NULL) {
-            fputs(".PP\n", out);
-            ep_man_text(option->doc, out);
-            fputc('\n', out);
+            ep_man_put(out, ".PP\n", option->doc, "\n", NULL);
         }
         return;
     }
@@ -111,18 +121,16 @@ static void put_option(void *arg, const struct argp_option *option)
         fputs(option->name != NULL ? "\\fR, " : "\\fR", out);
     }
     if (option->name != NULL) {
-        fputs("\\fB\\-\\-", out);
-        ep_man_text(option->name, out);
-        fputs("\\fR", out);
+        ep_man_put(out, "\\fB\\-\\-", option->name, "\\fR", NULL);
     }
     if (option->arg != NULL) {
-        fputs(is_optional ? "[=\\fI" : option->name != NULL ? "=\\fI" : " \\fI", out);
-        ep_man_text(option->arg, out);
-        fputs(is_optional ? "\\fR]" : "\\fR", out);
+        ep_man_put(out,
+                   is_optional            ? "[=\\fI"
+                   : option->name != NULL ? "=\\fI"
+                                          : " \\fI",
+                   option->arg, is_optional ? "\\fR]" : "\\fR", NULL);
     }
-    fputc('\n', out);
-    ep_man_text(option->doc != NULL ? option->doc : "", out);
-    fputc('\n', out);
+    ep_man_put(out, "\n", option->doc != NULL ? option->doc : "", "\n", NULL);
 }
 
 /* argp's doc before the options, or after them. */
@@ -142,10 +150,9 @@ static void put_doc(const struct argp *argp, bool after, FILE *out)
 static void put_command(const ep_usage_command *command, FILE *out)
 {
     if (command->parent != NULL) {
-        ep_man_text(command->parent, out);
-        fputc(' ', out);
+        ep_man_put(out, "", command->parent, " ", NULL);
     }
-    ep_man_text(command->name, out);
+    ep_man_put(out, "", command->name, NULL);
 }
 
 /* command: NULL for the program itself. */
@@ -155,8 +162,7 @@ static void put_synopsis(const ep_usage *usage, const ep_usage_command *command,
     const char *line = argp->args_doc != NULL ? argp->args_doc : "";
     do {
         size_t bytes = strcspn(line, "\n");
-        fputs(".br\n.B ", out);
-        ep_man_text(usage->program, out);
+        ep_man_put(out, ".br\n.B ", usage->program, NULL);
         if (command != NULL) {
             fputc(' ', out);
             put_command(command, out);
@@ -179,8 +185,7 @@ static void put_commands(const ep_usage *usage, FILE *out)
         put_command(command, out);
         fputc('\n', out);
         if (command->argp == NULL) {
-            ep_man_text(command->help, out);
-            fputc('\n', out);
+            ep_man_put(out, "", command->help, "\n", NULL);
             continue;
         }
         put_doc(command->argp, false, out);
@@ -193,10 +198,7 @@ void ep_usage_print_man(const ep_usage *usage, FILE *out)
 {
     ep_man_title(usage->program, usage->man_section, usage->version, out);
     ep_man_section("NAME", out);
-    ep_man_text(usage->program, out);
-    fputs(" \\- ", out);
-    ep_man_text(usage->summary, out);
-    fputc('\n', out);
+    ep_man_put(out, "", usage->program, " \\- ", usage->summary, "\n", NULL);
     ep_man_section("SYNOPSIS", out);
     if (usage->argp != NULL) {
         put_synopsis(usage, NULL, usage->argp, out);

@@ -186,15 +186,9 @@ static void put_man_field(const ep_option *field, FILE *out)
 {
     char type[TEXT_BYTES];
     describe_type(field, type, sizeof(type));
-    fputs(".TP\n.B ", out);
-    ep_man_text(field->name, out);
-    fputc('\n', out);
-    ep_man_text(field->help, out);
-    fputs(" (", out);
-    ep_man_text(type, out);
+    ep_man_put(out, ".TP\n.B ", field->name, "\n", field->help, " (", type, NULL);
     if (field->default_text != NULL) {
-        fputs("; default ", out);
-        ep_man_text(field->default_text, out);
+        ep_man_put(out, "; default ", field->default_text, NULL);
     }
     fputs(")\n", out);
 }
@@ -205,22 +199,12 @@ static void put_man_key(const ep_options_spec *spec, const ep_option *option, FI
     describe_type(option, type, sizeof(type));
     ep_option_flag_name(option, flag, sizeof(flag));
     ep_option_env_name(spec, option, env, sizeof(env));
-    fputs(".TP\n.B ", out);
-    ep_man_text(option->name, out);
-    fputc('\n', out);
-    ep_man_text(option->help, out);
-    fputs(".\n.br\n", out);
-    ep_man_text(type, out);
-    fputs(". ", out);
     const char *value = option->default_text == NULL   ? "Not set by default"
                         : option->default_text[0] == 0 ? "empty"
                                                        : option->default_text;
-    fputs(option->default_text == NULL ? "" : "Default: ", out);
-    ep_man_text(value, out);
-    fputs(".\nFlag \\-\\-", out);
-    ep_man_text(flag, out);
-    fputs(", environment ", out);
-    ep_man_text(env, out);
+    ep_man_put(out, ".TP\n.B ", option->name, "\n", option->help, ".\n.br\n", type,
+               option->default_text == NULL ? ". " : ". Default: ", value, ".\nFlag \\-\\-", flag,
+               ", environment ", env, NULL);
     fputs(option->reloadable ? ".\nA reload is enough.\n" : ".\n", out);
     if (option->type == EP_OPTION_LIST) {
         fputs(".RS\n", out);
@@ -237,10 +221,7 @@ void ep_options_print_man_file(const ep_options_spec *spec, FILE *out)
     snprintf(text, sizeof(text), "%s.yaml", spec->program);
     ep_man_title(text, 5, ep_version_text(), out);
     ep_man_section("NAME", out);
-    ep_man_text(text, out);
-    fputs(" \\- configuration of ", out);
-    ep_man_text(spec->program, out);
-    fputc('\n', out);
+    ep_man_put(out, "", text, " \\- configuration of ", spec->program, "\n", NULL);
     ep_man_section("DESCRIPTION", out);
     snprintf(text, sizeof(text),
              "YAML: one mapping of the keys below. The packages keep it in %s. An unknown key, a "
