@@ -285,14 +285,12 @@ static void on_heartbeat(ep_membership *m, const Expertd__V1__HeartbeatReply *re
     }
     set_connected(m, true);
     pthread_mutex_lock(&m->view_lock);
+    m->view.said_draining |= m->sent_draining;
     m->view.said_leaving = m->sent_leaving;
     m->view.copies_listed = reply->copies_listed;
     snprintf(m->view.note, sizeof(m->view.note), "%s", reply->note);
     pthread_mutex_unlock(&m->view_lock);
     if (m->sent_draining) {
-        pthread_mutex_lock(&m->view_lock);
-        m->view.said_draining = true;
-        pthread_mutex_unlock(&m->view_lock);
         m->config.on_change(m->config.arg);
     }
     if (reply->has_assignments) {
