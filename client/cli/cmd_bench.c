@@ -173,20 +173,10 @@ static bool print_json(const ep_cli_bench_request *request, ep_cli_bench_result 
 
 /* ---- tables ---- */
 
-static bool print_and_free(ep_cli_table *table, FILE *out)
-{
-    bool good = table != NULL && ep_cli_table_print(table, out);
-    ep_cli_table_destroy(table);
-    return good;
-}
-
 static bool print_whole(const ep_cli_bench_request *request, ep_cli_bench_result *result, FILE *out)
 {
     ep_cli_table *table = ep_cli_table_create(
         ">CALLS|>CALLS/S|>TOKENS/S|>P50 US|>P99 US|>MAX US|1>BYTES/TOKEN|2>RE-ROUTED");
-    if (table == NULL) {
-        return false;
-    }
     ep_cli_line(out,
                 "model %s layer %" PRIu32 ": %" PRIu32 " tokens a call, top-%" PRIu32
                 ", threads %" PRIu32 ", mode %s, %.1f s",
@@ -201,7 +191,7 @@ static bool print_whole(const ep_cli_bench_request *request, ep_cli_bench_result
     ep_cli_table_cell(table, "%" PRIu64, result->latency.max_us);
     ep_cli_table_cell(table, "%.0f", bytes_per_token(request, result));
     ep_cli_table_cell(table, "%" PRIu64, result->rerouted_frames);
-    return print_and_free(table, out);
+    return ep_cli_table_print(table, out);
 }
 
 static void stage_row(ep_cli_table *table, const char *name, double us, double total)
@@ -216,9 +206,6 @@ static bool print_stages(const ep_cli_bench_result *result, FILE *out)
     stage_means m = means_of(result);
     double named = m.pack + m.wire + m.queue + m.compute + m.combine;
     ep_cli_table *table = ep_cli_table_create("MEAN OF A CALL|>US|>SHARE %");
-    if (table == NULL) {
-        return false;
-    }
     stage_row(table, "pack", m.pack, m.total);
     stage_row(table, "wire", m.wire, m.total);
     stage_row(table, "queue", m.queue, m.total);
@@ -227,7 +214,7 @@ static bool print_stages(const ep_cli_bench_result *result, FILE *out)
     stage_row(table, "other", m.total > named ? m.total - named : 0.0, m.total);
     stage_row(table, "total", m.total, m.total);
     stage_row(table, "LIMIT (compute alone)", m.compute, m.total);
-    return print_and_free(table, out);
+    return ep_cli_table_print(table, out);
 }
 
 static void print_choice(const ep_cli_bench_result *result, FILE *out)
@@ -256,9 +243,6 @@ static bool print_waits(ep_client *client, FILE *out)
     ep_client_node_waits w = {.struct_bytes = sizeof(w)};
     ep_cli_table *table =
         ep_cli_table_create("WAITED FOR|1>FRAMES|>MEAN US|2>WIRE|2>QUEUE|2>COMPUTE|>MAX US");
-    if (table == NULL) {
-        return false;
-    }
     for (uint32_t i = 0; ep_client_read_waits(client, i, &w) == EP_OK; i++) {
         ep_cli_table_cell(table, "%s", w.node);
         ep_cli_table_cell(table, "%" PRIu64, w.frames);
@@ -268,7 +252,7 @@ static bool print_waits(ep_client *client, FILE *out)
         ep_cli_table_cell(table, "%" PRIu64, mean(w.compute_us, w.frames));
         ep_cli_table_cell(table, "%" PRIu64, w.wait_max_us);
     }
-    return print_and_free(table, out);
+    return ep_cli_table_print(table, out);
 }
 
 /* The waits are the client's and include calls before the measurement. Sorts the latencies. */

@@ -42,7 +42,7 @@ static bool print_table(const Expertd__V1__ConfigReply *reply)
     ep_cli_table *table = ep_cli_table_create("KEY|VALUE|2ORIGIN|1RELOAD");
     ep_cli_line(stdout, "%s, %s", reply->program, reply->software);
     putchar('\n');
-    for (size_t i = 0; table != NULL && i < reply->n_entries; i++) {
+    for (size_t i = 0; i < reply->n_entries; i++) {
         const Expertd__V1__ConfigEntry *entry = reply->entries[i];
         if (is_shown(entry)) {
             ep_cli_table_cell(table, "%s", entry->key);
@@ -55,9 +55,7 @@ static bool print_table(const Expertd__V1__ConfigReply *reply)
             ep_cli_table_cell(table, "%s", entry->reloadable ? "yes" : "no");
         }
     }
-    bool good = ep_cli_table_print(table, stdout);
-    ep_cli_table_destroy(table);
-    return good;
+    return ep_cli_table_print(table, stdout);
 }
 
 static ep_err run(ep_cli_call *call, ep_error *out_error)

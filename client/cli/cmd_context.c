@@ -244,15 +244,12 @@ static bool print_list(const ep_cli_contexts *contexts)
     const char *current = in_use(contexts);
     ep_cli_table *table = ep_cli_table_create("USED|NAME|SERVICE|ADMIN");
     json_t *list = json_array();
-    for (size_t i = 0; table != NULL && i < ep_cli_contexts_count(contexts); i++) {
+    for (size_t i = 0; i < ep_cli_contexts_count(contexts); i++) {
         const char *name = ep_cli_contexts_name(contexts, i);
         const char *url = ep_cli_contexts_value(contexts, i, "coordinator", NULL);
         url = url[0] != '\0' ? url : ep_cli_contexts_value(contexts, i, "node", NULL);
         const char *admin_url = ep_cli_contexts_value(contexts, i, "admin", NULL);
         const bool is_used = strcmp(name, current) == 0;
-        if (wanted.names) {
-            ep_cli_line(stdout, "%s", name);
-        }
         ep_cli_table_cell(table, "%s", is_used ? "*" : "");
         ep_cli_table_cell(table, "%s", name);
         ep_cli_table_cell(table, "%s", url);
@@ -261,12 +258,7 @@ static bool print_list(const ep_cli_contexts *contexts)
                                               "service", ep_cli_json_text(url), "admin",
                                               ep_cli_json_text(admin_url)));
     }
-    bool good = wanted.names                          ? table != NULL
-                : ep_cli_output_format == EP_CLI_JSON ? ep_cli_json_print(json_incref(list), stdout)
-                                                      : ep_cli_table_print(table, stdout);
-    json_decref(list);
-    ep_cli_table_destroy(table);
-    return good;
+    return ep_cli_output_print(table, list);
 }
 
 static ep_err run_list(ep_cli_call *call, ep_error *out_error)
@@ -276,9 +268,13 @@ static ep_err run_list(ep_cli_call *call, ep_error *out_error)
     if (err != EP_OK) {
         return err;
     }
-    call->failed = !print_list(contexts);
-    for (size_t i = 0; !wanted.names && i < ep_cli_contexts_count(contexts); i++) {
-        warn_of_urls(call->program, contexts, i);
+    call->failed = !wanted.names && !print_list(contexts);
+    for (size_t i = 0; i < ep_cli_contexts_count(contexts); i++) {
+        if (wanted.names) {
+            ep_cli_line(stdout, "%s", ep_cli_contexts_name(contexts, i));
+        } else {
+            warn_of_urls(call->program, contexts, i);
+        }
     }
     ep_cli_contexts_close(contexts);
     return EP_OK;
@@ -303,10 +299,6 @@ static bool print_context(const ep_cli_contexts *contexts, size_t index)
     const ep_cli_given *rows = ep_cli_context_rows();
     ep_cli_table *table = ep_cli_table_create("OPTION|VALUE");
     json_t *object = json_object();
-    if (table == NULL) {
-        json_decref(object);
-        return false;
-    }
     ep_cli_table_cell(table, "name");
     ep_cli_table_cell(table, "%s", ep_cli_contexts_name(contexts, index));
     json_object_set_new(object, "name", ep_cli_json_text(ep_cli_contexts_name(contexts, index)));
@@ -318,11 +310,7 @@ static bool print_context(const ep_cli_contexts *contexts, size_t index)
             json_object_set_new(object, rows->rows[r]->name, ep_cli_json_text(text));
         }
     }
-    bool good = ep_cli_output_format == EP_CLI_JSON ? ep_cli_json_print(json_incref(object), stdout)
-                                                    : ep_cli_table_print(table, stdout);
-    json_decref(object);
-    ep_cli_table_destroy(table);
-    return good;
+    return ep_cli_output_print(table, object);
 }
 
 static ep_err run_show(ep_cli_call *call, ep_error *out_error)

@@ -11,7 +11,7 @@ static ep_err run_list(ep_cli_call *call, ep_error *out_error)
     const ep_rpc_method *methods = ep_rpc_methods(&count);
     json_t *list = json_array();
     ep_cli_table *table = ep_cli_table_create("METHOD|ID|REQUEST|REPLY|STREAM|ROLE");
-    for (size_t i = 0; table != NULL && i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const ep_rpc_method *m = &methods[i];
         const char *role = ep_rpc_role_name(m->role);
         bool stream = m->stream == EP_RPC_SERVER_STREAM;
@@ -27,11 +27,7 @@ static ep_err run_list(ep_cli_call *call, ep_error *out_error)
         ep_cli_table_cell(table, "%s", stream ? "yes" : "no");
         ep_cli_table_cell(table, "%s", role);
     }
-    call->failed =
-        !(ep_cli_output_format == EP_CLI_JSON ? ep_cli_json_print(json_incref(list), stdout)
-                                              : ep_cli_table_print(table, stdout));
-    json_decref(list);
-    ep_cli_table_destroy(table);
+    call->failed = !ep_cli_output_print(table, list);
     return EP_OK;
 }
 

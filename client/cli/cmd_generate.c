@@ -154,7 +154,7 @@ static bool print_layers(ep_cli_generate_result *result, FILE *out)
 {
     ep_cli_table *table =
         ep_cli_table_create(">LAYER|>CALLS|>P50 US|>P99 US|>MEAN US|>FRAMES|>RE-ROUTED");
-    for (uint32_t i = 0; table != NULL && i < result->layers_count; i++) {
+    for (uint32_t i = 0; i < result->layers_count; i++) {
         ep_cli_layer_record *layer = &result->layers[i];
         ep_cli_table_cell(table, "%" PRIu32, layer->layer);
         ep_cli_table_cell(table, "%" PRIu64, layer->latency.count);
@@ -164,15 +164,13 @@ static bool print_layers(ep_cli_generate_result *result, FILE *out)
         ep_cli_table_cell(table, "%" PRIu64, layer->frames);
         ep_cli_table_cell(table, "%" PRIu64, layer->rerouted_frames);
     }
-    bool good = ep_cli_table_print(table, out);
-    ep_cli_table_destroy(table);
-    return good;
+    return ep_cli_table_print(table, out);
 }
 
 static bool print_nodes(const ep_cli_node_list *nodes, FILE *out)
 {
     ep_cli_table *table = ep_cli_table_create("NODE|STATE|>ROWS SERVED|URL");
-    for (size_t i = 0; table != NULL && i < nodes->count; i++) {
+    for (size_t i = 0; i < nodes->count; i++) {
         const ep_cli_node *node = &nodes->nodes[i];
         ep_cli_table_cell(table, "%s", node_name(node));
         ep_cli_table_cell(table, "%s", state_of(node));
@@ -180,9 +178,7 @@ static bool print_nodes(const ep_cli_node_list *nodes, FILE *out)
                           node->status != NULL ? "" : " (last known)");
         ep_cli_table_cell(table, "%s", node->url);
     }
-    bool good = ep_cli_table_print(table, out);
-    ep_cli_table_destroy(table);
-    return good;
+    return ep_cli_table_print(table, out);
 }
 
 static json_t *layers_json(ep_cli_generate_result *result)

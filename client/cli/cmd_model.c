@@ -101,11 +101,11 @@ static ep_err run_types(ep_cli_call *call, ep_error *out_error)
     json_t *list = json_array();
     ep_cli_table *table = ep_cli_table_create("MODELS|TYPE|ROUTER|SHARED EXPERTS|REFUSED");
     const ep_model_type *type;
-    for (size_t i = 0; table != NULL && (type = ep_model_type_at(i)) != NULL; i++) {
-        (void)json_array_append_new(
-            list, json_pack("{s:s, s:s*, s:s*, s:s, s:s, s:s*}", "type", type->name, "aliases",
-                            type->aliases, "models", type->models, "router", router_text(type),
-                            "shared", shared_text(type), "refused", type->refused));
+    for (size_t i = 0; (type = ep_model_type_at(i)) != NULL; i++) {
+        json_array_append_new(list, json_pack("{s:s, s:s*, s:s*, s:s, s:s, s:s*}", "type",
+                                              type->name, "aliases", type->aliases, "models",
+                                              type->models, "router", router_text(type), "shared",
+                                              shared_text(type), "refused", type->refused));
         ep_cli_table_cell(table, "%s", type->models != NULL ? type->models : "-");
         ep_cli_table_cell(table, "%s%s%s", type->name, type->aliases != NULL ? " " : "",
                           type->aliases != NULL ? type->aliases : "");
@@ -113,15 +113,7 @@ static ep_err run_types(ep_cli_call *call, ep_error *out_error)
         ep_cli_table_cell(table, "%s", shared_text(type));
         ep_cli_table_cell(table, "%s", type->refused != NULL ? type->refused : "-");
     }
-    bool good = table != NULL && list != NULL;
-    if (good && ep_cli_output_format == EP_CLI_JSON) {
-        good = ep_cli_json_print(json_incref(list), stdout);
-    } else if (good) {
-        good = ep_cli_table_print(table, stdout);
-    }
-    ep_cli_table_destroy(table);
-    json_decref(list);
-    call->failed = !good;
+    call->failed = !ep_cli_output_print(table, list);
     return EP_OK;
 }
 

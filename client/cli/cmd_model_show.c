@@ -179,17 +179,14 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
         .table = ep_cli_table_create("3MODEL|VERSION|>LAYER|1>HIDDEN|1>INNER|1>EXPERTS|1>TOP-K|"
                                      "2>SHARED|>SHARED INNER|ACTIVATION|>ALPHA|>BETA|>LIMIT"),
         .models = json_array()};
-    ep_err err = list.table == NULL || list.models == NULL
-                     ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a list of layers")
-                 : wanted.checkpoint != NULL ? list_checkpoint(&list, out_error)
-                                             : list_service(&list, out_error);
+    ep_err err = wanted.checkpoint != NULL ? list_checkpoint(&list, out_error)
+                                           : list_service(&list, out_error);
     if (err == EP_OK) {
-        call->failed = !(ep_cli_output_format == EP_CLI_JSON
-                             ? ep_cli_json_print(json_incref(list.models), stdout)
-                             : ep_cli_table_print(list.table, stdout));
+        call->failed = !ep_cli_output_print(list.table, list.models);
+    } else {
+        ep_cli_table_destroy(list.table);
+        json_decref(list.models);
     }
-    ep_cli_table_destroy(list.table);
-    json_decref(list.models);
     return err;
 }
 

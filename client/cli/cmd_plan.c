@@ -245,7 +245,7 @@ static bool print_nodes(const Expertd__V1__PlanReply *reply)
 {
     ep_cli_table *table =
         ep_cli_table_create("NODE|>COPIES|>AFTER|>BYTES|>BYTES AFTER|>TO LOAD|>BYTES TO LOAD");
-    for (size_t n = 0; table != NULL && n < reply->n_nodes; n++) {
+    for (size_t n = 0; n < reply->n_nodes; n++) {
         const Expertd__V1__NodePlan *node = reply->nodes[n];
         ep_cli_table_cell(table, "%s", node->name);
         ep_cli_table_cell(table, "%" PRIu32, node->copies_before);
@@ -255,9 +255,7 @@ static bool print_nodes(const Expertd__V1__PlanReply *reply)
         ep_cli_table_cell(table, "%" PRIu32, node->copies_to_load);
         ep_cli_table_bytes(table, node->bytes_to_load);
     }
-    bool good = table != NULL && ep_cli_table_print(table, stdout);
-    ep_cli_table_destroy(table);
-    return good;
+    return ep_cli_table_print(table, stdout);
 }
 
 static bool print_layers(const Expertd__V1__PlanReply *reply)
@@ -265,7 +263,7 @@ static bool print_layers(const Expertd__V1__PlanReply *reply)
     ep_cli_table *table =
         ep_cli_table_create("MODEL|1VERSION|>LAYER|>/MEAN|>/MEAN AFTER|>/BOUND|>/BOUND AFTER|>TO "
                             "LOAD|3>GIVEN UP|2>BYTES TO LOAD");
-    for (size_t l = 0; table != NULL && l < reply->n_layers; l++) {
+    for (size_t l = 0; l < reply->n_layers; l++) {
         const Expertd__V1__LayerPlan *layer = reply->layers[l];
         ep_cli_table_cell(table, "%s", layer->model);
         ep_cli_table_cell(table, "%s", layer->version);
@@ -278,9 +276,7 @@ static bool print_layers(const Expertd__V1__PlanReply *reply)
         ep_cli_table_cell(table, "%" PRIu32, layer->copies_given_up);
         ep_cli_table_bytes(table, layer->bytes_to_load);
     }
-    bool good = table != NULL && ep_cli_table_print(table, stdout);
-    ep_cli_table_destroy(table);
-    return good;
+    return ep_cli_table_print(table, stdout);
 }
 
 static bool print_tables(const Expertd__V1__PlanReply *reply, const plan_sum *sum)

@@ -105,7 +105,7 @@ static bool print_table(const Expertd__V1__PolicyReply *reply)
     ep_cli_line(stdout, "policy revision %" PRIu64 ", %s%s", reply->revision,
                 reply->kept ? "kept in " : "not written yet to ", reply->store);
     putchar('\n');
-    for (size_t i = 0; table != NULL && i < reply->n_entries; i++) {
+    for (size_t i = 0; i < reply->n_entries; i++) {
         const Expertd__V1__PolicyEntry *entry = reply->entries[i];
         char when[32];
         time_text(entry->set_at, when, sizeof(when));
@@ -117,7 +117,6 @@ static bool print_table(const Expertd__V1__PolicyReply *reply)
         ep_cli_table_cell(table, "%s", entry->allowed);
     }
     bool good = ep_cli_table_print(table, stdout);
-    ep_cli_table_destroy(table);
     for (size_t i = 0; i < reply->n_entries; i++) {
         if (reply->entries[i]->unused[0] != '\0') {
             ep_cli_line(stdout, "%s is set at revision %" PRIu64 " and not in force: it %s",

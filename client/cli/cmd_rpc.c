@@ -54,7 +54,7 @@ static bool print_json(const char *url, const Expertd__V1__ListServicesReply *re
 static bool print_table(const Expertd__V1__ListServicesReply *reply)
 {
     ep_cli_table *table = ep_cli_table_create("SERVICE|METHOD|ID|REPLY|ROLE|IDEMPOTENT");
-    for (size_t s = 0; table != NULL && s < reply->n_services; s++) {
+    for (size_t s = 0; s < reply->n_services; s++) {
         const Expertd__V1__ServiceInfo *service = reply->services[s];
         for (size_t m = 0; m < service->n_methods; m++) {
             const Expertd__V1__MethodInfo *method = service->methods[m];
@@ -66,9 +66,7 @@ static bool print_table(const Expertd__V1__ListServicesReply *reply)
             ep_cli_table_cell(table, "%s", method->idempotent ? "yes" : "no");
         }
     }
-    bool good = ep_cli_table_print(table, stdout);
-    ep_cli_table_destroy(table);
-    return good;
+    return ep_cli_table_print(table, stdout);
 }
 
 static ep_err run(ep_cli_call *call, ep_error *out_error)

@@ -103,7 +103,7 @@ static bool print_layers(const Expertd__V1__StatisticsReply *reply)
     ep_cli_table *table =
         ep_cli_table_create("MODEL|2VERSION|>LAYER|1>EXPERTS|>SLOTS|>MAX/"
                             "MEAN|4>FULLEST|>GINI|3>AUX LOSS|>NODE/MEAN|5>NODE/BOUND");
-    for (size_t i = 0; table != NULL && i < reply->n_layers; i++) {
+    for (size_t i = 0; i < reply->n_layers; i++) {
         const Expertd__V1__LayerStatistics *layer = reply->layers[i];
         layer_cells(table, layer);
         ep_cli_table_cell(table, "%" PRIu32, layer->experts);
@@ -115,16 +115,14 @@ static bool print_layers(const Expertd__V1__StatisticsReply *reply)
         ratio_cell(table, layer->busiest_over_mean > 0, layer->busiest_over_mean);
         ratio_cell(table, layer->busiest_over_mean > 0, layer->busiest_over_bound);
     }
-    bool good = table != NULL && ep_cli_table_print(table, stdout);
-    ep_cli_table_destroy(table);
-    return good;
+    return ep_cli_table_print(table, stdout);
 }
 
 static bool print_experts(const Expertd__V1__StatisticsReply *reply)
 {
     ep_cli_table *table =
         ep_cli_table_create("1MODEL|1VERSION|>LAYER|>EXPERT|>SLOTS|>SHARE|2>MEAN P");
-    for (size_t i = 0; table != NULL && i < reply->n_layers; i++) {
+    for (size_t i = 0; i < reply->n_layers; i++) {
         const Expertd__V1__LayerStatistics *layer = reply->layers[i];
         for (size_t e = 0; e < layer->n_counts; e++) {
             layer_cells(table, layer);
@@ -140,9 +138,7 @@ static bool print_experts(const Expertd__V1__StatisticsReply *reply)
             }
         }
     }
-    bool good = table != NULL && ep_cli_table_print(table, stdout);
-    ep_cli_table_destroy(table);
-    return good;
+    return ep_cli_table_print(table, stdout);
 }
 
 static ep_err run(ep_cli_call *call, ep_error *out_error)

@@ -105,7 +105,7 @@ static bool print_table(const ep_routing_table *table)
     ep_cli_line(stdout, "epoch %" PRIu64 "/%" PRIu64 ", %s placement, %" PRIu32 " nodes",
                 table->epoch.term, table->epoch.number,
                 table->policy[0] != '\0' ? table->policy : "own", table->nodes_count);
-    for (uint32_t l = 0; out != NULL && l < table->layers_count; l++) {
+    for (uint32_t l = 0; l < table->layers_count; l++) {
         const ep_routing_layer *layer = &table->layers[l];
         for (uint32_t e = 0;
              is_chosen(table, layer) && e < layer->shape.experts + layer->shape.shared_experts;
@@ -120,9 +120,7 @@ static bool print_table(const ep_routing_table *table)
             ep_cli_table_cell(out, "%s", names);
         }
     }
-    bool good = ep_cli_table_print(out, stdout);
-    ep_cli_table_destroy(out);
-    return good;
+    return ep_cli_table_print(out, stdout);
 }
 
 /* The error if the named model, version or layer does not exist. */

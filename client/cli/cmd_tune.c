@@ -212,7 +212,7 @@ static bool print_table(const char *program, const tune_options *options, uint32
 {
     ep_cli_table *table =
         ep_cli_table_create(">TOKENS|>DECODE US|>PREFILL US|>PREFILL/DECODE|>WINS|FASTER");
-    for (size_t s = 0; table != NULL && s < options->count; s++) {
+    for (size_t s = 0; s < options->count; s++) {
         const ep_cli_tune_verdict *verdict = &options->verdicts[s];
         ep_cli_table_cell(table, "%" PRIu32, options->sizes[s].tokens);
         ep_cli_table_cell(table, "%.0f", verdict->decode_us);
@@ -223,7 +223,6 @@ static bool print_table(const char *program, const tune_options *options, uint32
         ep_cli_table_cell(table, "%s", winner_words[verdict->winner]);
     }
     bool good = ep_cli_table_print(table, stdout);
-    ep_cli_table_destroy(table);
     putchar('\n');
     print_machine(options);
     if (chosen != 0) {

@@ -18,6 +18,16 @@ static const ep_cli_option output_rows[] = {
 
 const ep_cli_options ep_cli_output_options = {.rows = output_rows, .count = 1};
 
+bool ep_cli_output_print(ep_cli_table *taken_table, json_t *taken_json)
+{
+    if (ep_cli_output_format == EP_CLI_JSON) {
+        ep_cli_table_destroy(taken_table);
+        return ep_cli_json_print(taken_json, stdout);
+    }
+    json_decref(taken_json);
+    return ep_cli_table_print(taken_table, stdout);
+}
+
 const ep_cli_command *ep_cli_command_find(const ep_cli_command *const *commands, const char *name)
 {
     while (*commands != NULL && strcmp((*commands)->name, name) != 0) {

@@ -50,5 +50,7 @@ const ep_cli_command *ep_cli_command_find(const ep_cli_command *const *commands,
 /* Option -o, --output, and its value. */
 extern const ep_cli_options ep_cli_output_options;
 extern ep_cli_format ep_cli_output_format;
+/* Prints the one of the two that is wanted, to stdout; frees both. */
+bool ep_cli_output_print(ep_cli_table *taken_table, json_t *taken_json);
 
 #endif

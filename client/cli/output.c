@@ -48,6 +48,15 @@ static char *escaped(const char *text)
     return out == NULL ? NULL : ep_text_escape(text, out, bytes);
 }
 
+/* The same of a formatted text. */
+static char *formatted(const char *format, va_list args) __attribute__((format(printf, 1, 0)));
+static char *formatted(const char *format, va_list args)
+{
+    char text[EP_CLI_CELL_BYTES_MAX];
+    vsnprintf(text, sizeof(text), format, args);
+    return escaped(text);
+}
+
 /* ---- lines ---- */
 
 /* Indent of the lines after the first. */
@@ -88,12 +97,10 @@ static void print_wrapped(const char *text, size_t columns, FILE *out)
 
 void ep_cli_line(FILE *out, const char *format, ...)
 {
-    char text[EP_CLI_CELL_BYTES_MAX];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
+    char *plain = formatted(format, args);
     va_end(args);
-    char *plain = escaped(text);
     size_t columns = ep_screen_of(fileno(out)).columns;
     if (plain == NULL || columns == 0) {
         fprintf(out, "%s\n", plain != NULL ? plain : "(no memory)");
@@ -105,13 +112,11 @@ void ep_cli_line(FILE *out, const char *format, ...)
 
 void ep_cli_line_cut(FILE *out, size_t columns, const char *format, ...)
 {
-    char text[EP_CLI_CELL_BYTES_MAX];
     char cut[4 * EP_CLI_CELL_BYTES_MAX];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
+    char *plain = formatted(format, args);
     va_end(args);
-    char *plain = escaped(text);
     fprintf(out, "%s\n",
             plain == NULL ? "(no memory)"
             : columns > 0 ? ep_text_cut(plain, columns, cut, sizeof(cut))
@@ -166,9 +171,11 @@ static void widen(size_t *io_width, const char *text)
     *io_width = width > *io_width ? width : *io_width;
 }
 
-/* brief NULL: the same as text. */
-static void add_cell(ep_cli_table *table, const char *text, const char *brief)
+void ep_cli_table_brief(ep_cli_table *table, const char *text, const char *brief)
 {
+    if (table == NULL) {
+        return;
+    }
     char *plain = escaped(text);
     char *plain_brief = brief != NULL ? escaped(brief) : NULL;
     bool lost = plain == NULL || (brief != NULL && plain_brief == NULL);
@@ -215,7 +222,7 @@ ep_cli_table *ep_cli_table_create(const char *headings)
         names[table->columns_count] = name + column->right;
     }
     for (size_t i = 0; i < table->columns_count; i++) {
-        add_cell(table, names[i], NULL);
+        ep_cli_table_brief(table, names[i], NULL);
     }
     free(copy);
     return table;
@@ -241,12 +248,7 @@ void ep_cli_table_cell(ep_cli_table *table, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    add_cell(table, text, NULL);
-}
-
-void ep_cli_table_brief(ep_cli_table *table, const char *text, const char *brief)
-{
-    add_cell(table, text, brief);
+    ep_cli_table_brief(table, text, NULL);
 }
 
 void ep_cli_table_count(ep_cli_table *table, uint64_t count)
@@ -254,7 +256,7 @@ void ep_cli_table_count(ep_cli_table *table, uint64_t count)
     char text[EP_CLI_BRIEF_BYTES];
     char brief[EP_CLI_BRIEF_BYTES];
     snprintf(text, sizeof(text), "%" PRIu64, count);
-    add_cell(table, text, ep_cli_count_text(count, brief));
+    ep_cli_table_brief(table, text, ep_cli_count_text(count, brief));
 }
 
 const char *ep_cli_bytes_text(uint64_t bytes, char out[EP_CLI_BRIEF_BYTES])
@@ -268,7 +270,7 @@ void ep_cli_table_bytes(ep_cli_table *table, uint64_t bytes)
     char text[EP_CLI_BRIEF_BYTES];
     char brief[EP_CLI_BRIEF_BYTES];
     snprintf(text, sizeof(text), "%" PRIu64, bytes);
-    add_cell(table, text, ep_cli_bytes_text(bytes, brief));
+    ep_cli_table_brief(table, text, ep_cli_bytes_text(bytes, brief));
 }
 
 /* ---- tables: layout ---- */
@@ -363,9 +365,12 @@ bool ep_cli_table_print_part(const ep_cli_table *table, size_t columns, size_t f
     return !table->lost && ferror(out) == 0;
 }
 
-bool ep_cli_table_print(const ep_cli_table *table, FILE *out)
+bool ep_cli_table_print(ep_cli_table *taken_table, FILE *out)
 {
-    return ep_cli_table_print_part(table, ep_screen_of(fileno(out)).columns, 0, SIZE_MAX, out);
+    bool good =
+        ep_cli_table_print_part(taken_table, ep_screen_of(fileno(out)).columns, 0, SIZE_MAX, out);
+    ep_cli_table_destroy(taken_table);
+    return good;
 }
 
 /* ---- JSON ---- */

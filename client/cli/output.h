@@ -40,10 +40,10 @@ typedef struct ep_cli_table ep_cli_table;
 ep_cli_table *ep_cli_table_create(const char *headings);
 void ep_cli_table_destroy(ep_cli_table *table);
 /* Adds a formatted cell; rows fill from left to right. What is not printable becomes \xNN. Printing
- * fails if there was no memory. */
+ * fails if there was no memory, also for the table itself. */
 void ep_cli_table_cell(ep_cli_table *table, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* Adds a text with a shorter form for terminals. */
+/* Adds a text with a shorter form for terminals; brief NULL: the same. */
 void ep_cli_table_brief(ep_cli_table *table, const char *text, const char *brief);
 /* Adds a count: all digits, on a terminal 9999, 48.2k, 1.23M. */
 void ep_cli_table_count(ep_cli_table *table, uint64_t count);
@@ -54,9 +54,9 @@ void ep_cli_table_bytes(ep_cli_table *table, uint64_t bytes);
  * middle, columns are left out. Elsewhere rows are complete. False: a row was lost for want of
  * memory, or writing failed.
  */
-bool ep_cli_table_print(const ep_cli_table *table, FILE *out);
+bool ep_cli_table_print(ep_cli_table *taken_table, FILE *out);
 /* The same for a terminal of so many columns (0: no terminal), with only rows first ..
- * first+count. */
+ * first+count, of a table that is kept. */
 bool ep_cli_table_print_part(const ep_cli_table *table, size_t columns, size_t first, size_t count,
                              FILE *out);
 

@@ -418,9 +418,6 @@ static void bytes_row(ep_cli_table *table, const char *what, double uniform, dou
 static bool print_sums(const policy_result *a, const policy_result *b)
 {
     ep_cli_table *table = ep_cli_table_create("ALL LAYERS|>UNIFORM|>BALANCED");
-    if (table == NULL) {
-        return false;
-    }
     ratio_row(table, "busiest node over the mean, worst layer", a->over_mean, b->over_mean);
     ratio_row(table, "busiest node over the bound, worst layer", a->over_bound, b->over_bound);
     bytes_row(table, "weights on the fullest node", a->bytes_max, b->bytes_max);
@@ -431,9 +428,7 @@ static bool print_sums(const policy_result *a, const policy_result *b)
     bytes_row(table, "weights read in a layer, by the node that reads most", a->sum.read_bytes,
               b->sum.read_bytes);
     ratio_row(table, "milliseconds of a step", a->sum.time_s * 1e3, b->sum.time_s * 1e3);
-    const bool good = ep_cli_table_print(table, stdout);
-    ep_cli_table_destroy(table);
-    return good;
+    return ep_cli_table_print(table, stdout);
 }
 
 static void layer_cells(ep_cli_table *table, const policy_result *of, uint32_t layer)
@@ -449,16 +444,14 @@ static void layer_cells(ep_cli_table *table, const policy_result *of, uint32_t l
 static bool print_layers(const plan *p)
 {
     ep_cli_table *table = ep_cli_table_create(">LAYER|POLICY|>/MEAN|>/BOUND|>NODES/TOKEN|>US");
-    for (uint32_t l = 0; table != NULL && l < p->config.info.moe_layers_count; l++) {
+    for (uint32_t l = 0; l < p->config.info.moe_layers_count; l++) {
         for (int is_balanced = 0; is_balanced < 2; is_balanced++) {
             ep_cli_table_cell(table, "%" PRIu32, p->config.info.moe_layers[l].layer);
             ep_cli_table_cell(table, "%s", is_balanced ? "balanced" : "uniform");
             layer_cells(table, is_balanced ? &p->balanced : &p->uniform, l);
         }
     }
-    const bool good = table != NULL && ep_cli_table_print(table, stdout);
-    ep_cli_table_destroy(table);
-    return good;
+    return ep_cli_table_print(table, stdout);
 }
 
 static bool print_tables(const plan *p)

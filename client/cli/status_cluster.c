@@ -126,7 +126,7 @@ static bool print_nodes(const Expertd__V1__ClusterStatusReply *cluster, FILE *ou
     char seen[EP_CLI_BRIEF_BYTES];
     ep_cli_table *nodes = ep_cli_table_create(
         "NODE|STATE|3>ROWS SERVED|3>FAILED|4>WEIGHTS|5>SPEED|5>LAST SEEN|1HOST|2URL");
-    for (size_t i = 0; nodes != NULL && i < cluster->n_nodes; i++) {
+    for (size_t i = 0; i < cluster->n_nodes; i++) {
         const Expertd__V1__NodeEntry *node = cluster->nodes[i];
         ep_cli_table_cell(nodes, "%s", node->name);
         ep_cli_table_cell(nodes, "%s", node->state);
@@ -139,16 +139,14 @@ static bool print_nodes(const Expertd__V1__ClusterStatusReply *cluster, FILE *ou
         ep_cli_table_cell(nodes, "%.13s", node->host[0] != 0 ? node->host : "-");
         ep_cli_table_cell(nodes, "%s", node->url);
     }
-    bool good = ep_cli_table_print(nodes, out);
-    ep_cli_table_destroy(nodes);
-    return good;
+    return ep_cli_table_print(nodes, out);
 }
 
 static bool print_models(const ep_routing_table *table, FILE *out)
 {
     ep_cli_table *models =
         ep_cli_table_create("MODEL|VERSION|2>LAYERS|3>EXPERTS|>COPIES|1NUMERICS");
-    for (uint32_t m = 0; models != NULL && m < table->models_count; m++) {
+    for (uint32_t m = 0; m < table->models_count; m++) {
         const ep_routing_model *model = &table->models[m];
         model_summary summary = summarise(table, m);
         ep_cli_table_cell(models, "%s", model->name);
@@ -164,9 +162,7 @@ static bool print_models(const ep_routing_table *table, FILE *out)
         ep_cli_table_cell(models, "%s%s", model->numerics_count > 0 ? model->numerics[0] : "-",
                           model->numerics_count > 1 ? ", ..." : "");
     }
-    bool good = ep_cli_table_print(models, out);
-    ep_cli_table_destroy(models);
-    return good;
+    return ep_cli_table_print(models, out);
 }
 
 bool ep_cli_cluster_print(const char *url, const Expertd__V1__ClusterStatusReply *cluster,

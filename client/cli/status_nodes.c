@@ -94,7 +94,7 @@ static bool print_node_table(const ep_cli_node_list *nodes, FILE *out)
     ep_cli_table *table = ep_cli_table_create(
         "NODE|STATE|5>ROWS SERVED|4>REQUESTS|6>FAILED|3>IN FLIGHT|2>WEIGHTS|2>UPTIME|1URL");
     char uptime[EP_CLI_BRIEF_BYTES];
-    for (size_t i = 0; table != NULL && i < nodes->count; i++) {
+    for (size_t i = 0; i < nodes->count; i++) {
         const ep_cli_node *node = &nodes->nodes[i];
         const Expertd__V1__NodeStatusReply *status = node->status;
         ep_cli_table_cell(table, "%s", status != NULL ? status->node : "-");
@@ -114,25 +114,19 @@ static bool print_node_table(const ep_cli_node_list *nodes, FILE *out)
         }
         ep_cli_table_cell(table, "%s", node->url);
     }
-    bool good = ep_cli_table_print(table, out);
-    ep_cli_table_destroy(table);
-    return good;
+    return ep_cli_table_print(table, out);
 }
 
 /* Prints nothing if no node has devices. */
 static bool print_device_table(const ep_cli_node_list *nodes, FILE *out)
 {
-    ep_cli_table *table = NULL;
+    bool has_devices = false;
+    ep_cli_table *table = ep_cli_table_create("NODE|>DEVICE|STATE|>MEMORY|>FREE|>WEIGHTS|1>MAX");
     for (size_t i = 0; i < nodes->count; i++) {
         const Expertd__V1__NodeStatusReply *status = nodes->nodes[i].status;
+        has_devices = has_devices || (status != NULL && status->n_devices > 0);
         for (size_t d = 0; status != NULL && d < status->n_devices; d++) {
             const Expertd__V1__DeviceStatus *device = status->devices[d];
-            table = table != NULL
-                        ? table
-                        : ep_cli_table_create("NODE|>DEVICE|STATE|>MEMORY|>FREE|>WEIGHTS|1>MAX");
-            if (table == NULL) {
-                return false;
-            }
             ep_cli_table_cell(table, "%s", status->node);
             ep_cli_table_cell(table, "%" PRIu32, device->device);
             ep_cli_table_cell(table, "%s", device->lost_why[0] != '\0' ? "lost" : "serving");
@@ -142,11 +136,11 @@ static bool print_device_table(const ep_cli_node_list *nodes, FILE *out)
             ep_cli_table_bytes(table, device->weight_bytes_max);
         }
     }
-    if (table == NULL) {
+    if (!has_devices) {
+        ep_cli_table_destroy(table);
         return true;
     }
     const bool good = ep_cli_table_print(table, out);
-    ep_cli_table_destroy(table);
     fputc('\n', out);
     return good;
 }
@@ -161,7 +155,7 @@ static bool print_layer_table(const ep_cli_node_list *nodes, FILE *out)
 {
     ep_cli_table *table = ep_cli_table_create(
         "NODE|MODEL|1VERSION|>LAYER|2>EXPERTS|>ROWS SERVED|3>ERROR|4>OF OUTPUTS");
-    for (size_t i = 0; table != NULL && i < nodes->count; i++) {
+    for (size_t i = 0; i < nodes->count; i++) {
         const Expertd__V1__NodeStatusReply *status = nodes->nodes[i].status;
         for (size_t l = 0; status != NULL && l < status->n_layers; l++) {
             ep_cli_table_cell(table, "%s", status->node);
@@ -174,9 +168,7 @@ static bool print_layer_table(const ep_cli_node_list *nodes, FILE *out)
             add_error(table, status->layers[l]->weight_quant_output_error);
         }
     }
-    bool good = ep_cli_table_print(table, out);
-    ep_cli_table_destroy(table);
-    return good;
+    return ep_cli_table_print(table, out);
 }
 
 bool ep_cli_nodes_print(const ep_cli_node_list *nodes, const ep_cli_problems *problems,

@@ -207,7 +207,7 @@ static ep_cli_table *nodes_table(const ep_top_sample *before, const ep_top_sampl
 {
     ep_cli_table *table = ep_cli_table_create(
         "NODE|STATE|>ROWS/S|8>CALLS/S|7>FLIGHT|7>WAIT|5>TOKENS|6>FAIL/S|6>REFUSE/S|2>HEDGE/S|1URL");
-    for (size_t i = 0; table != NULL && i < now->nodes.count; i++) {
+    for (size_t i = 0; i < now->nodes.count; i++) {
         const ep_cli_node *node = &now->nodes.nodes[i];
         node_row(table, node, node->status != NULL ? status_before(before, node->status) : NULL,
                  now->at_ns - before->at_ns);
@@ -218,7 +218,7 @@ static ep_cli_table *nodes_table(const ep_top_sample *before, const ep_top_sampl
 static ep_cli_table *hot_table(const char *headings, const ep_top_hot *hot, size_t count)
 {
     ep_cli_table *table = ep_cli_table_create(headings);
-    for (size_t i = 0; table != NULL && i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         ep_cli_table_cell(table, "%s", hot[i].model);
         ep_cli_table_cell(table, "%s", hot[i].version);
         ep_cli_table_cell(table, "%" PRIu32, hot[i].layer);

@@ -15,18 +15,11 @@ static void us_cell(ep_cli_table *out, int64_t ns)
     ep_cli_table_cell(out, "%.1f", (double)ns / NS_PER_US);
 }
 
-static bool end_table(ep_cli_table *table, FILE *out)
-{
-    bool good = ep_cli_table_print(table, out);
-    ep_cli_table_destroy(table);
-    return good;
-}
-
 static bool print_stages(const ep_cli_trace_figures *f, FILE *out)
 {
     ep_cli_table *table =
         ep_cli_table_create("STAGE|1>COUNT|>P50 US|>P99 US|2>MAX US|3>TOTAL MS|>SHARE %");
-    for (int kind = 0; table != NULL && kind <= EP_CLI_SPAN_KINDS; kind++) {
+    for (int kind = 0; kind <= EP_CLI_SPAN_KINDS; kind++) {
         bool derived = kind == EP_CLI_SPAN_KINDS;
         const ep_cli_trace_stat *stat = derived ? &f->network : &f->stages[kind];
         if (stat->count == 0) {
@@ -48,7 +41,7 @@ static bool print_stages(const ep_cli_trace_figures *f, FILE *out)
     fputc('\n', out);
     ep_cli_line(out, "Stages (network is exchange minus serve; share of all requests' time, above "
                      "100 when in parallel)");
-    return end_table(table, out);
+    return ep_cli_table_print(table, out);
 }
 
 static bool print_peers(const ep_cli_trace_model *model, const ep_cli_trace_figures *f, FILE *out)
@@ -56,7 +49,7 @@ static bool print_peers(const ep_cli_trace_model *model, const ep_cli_trace_figu
     ep_cli_table *table =
         ep_cli_table_create("PEER|4>EXCHANGES|>P50 US|>P99 US|2>MAX US|3>SERVE P50|3>NETWORK "
                             "P50|6>FAILED|1>UNUSED|5>SLOWEST OF|7>WAITED MS");
-    for (size_t i = 0; table != NULL && i < f->peers_count; i++) {
+    for (size_t i = 0; i < f->peers_count; i++) {
         const ep_cli_trace_peer *peer = &f->peers[i];
         ep_cli_table_cell(table, "%s", peer->name != 0 ? model->names[peer->name] : "-");
         ep_cli_table_cell(table, "%" PRIu64, peer->exchange.count);
@@ -73,7 +66,7 @@ static bool print_peers(const ep_cli_trace_model *model, const ep_cli_trace_figu
     fputc('\n', out);
     ep_cli_line(out, "Peers (unused: another copy had answered; slowest of: requests that waited "
                      "longest for it)");
-    return end_table(table, out);
+    return ep_cli_table_print(table, out);
 }
 
 /* The greatest part, and its share. */
@@ -94,7 +87,7 @@ static bool print_requests(const ep_cli_trace_model *model, const ep_cli_trace_f
         ">TRACE "
         "ID|7>LAYER|6>TOKENS|>US|9MOSTLY|3>PLAN|3>PACK|5>NETWORK|3>DECODE|5>QUEUE|5>JOB|3>REPLY|3>"
         "NODE|3>GATEWAY|4>UNSERVED|4>LATE|4>COMBINE|3>CLIENT|8PEER");
-    for (size_t i = 0; table != NULL && i < f->requests_count && i < top; i++) {
+    for (size_t i = 0; i < f->requests_count && i < top; i++) {
         const ep_cli_span *span = &model->spans[f->requests[i]];
         char trace[EP_CLI_TRACE_ID_BYTES];
         ep_cli_trace_id_text(span->trace, trace);
@@ -111,13 +104,13 @@ static bool print_requests(const ep_cli_trace_model *model, const ep_cli_trace_f
     fputc('\n', out);
     ep_cli_line(out, "Slowest requests: where their time went along the critical path (us), and "
                      "the slowest peer");
-    return end_table(table, out);
+    return ep_cli_table_print(table, out);
 }
 
 static bool print_experts(const ep_cli_trace_figures *f, size_t top, FILE *out)
 {
     ep_cli_table *table = ep_cli_table_create(">LAYER|>EXPERT|>JOBS|>ROWS|>BUSY MS");
-    for (size_t i = 0; table != NULL && i < f->experts_count && i < top; i++) {
+    for (size_t i = 0; i < f->experts_count && i < top; i++) {
         const ep_cli_trace_expert *e = &f->experts[i];
         ep_cli_table_cell(table, "%" PRId32, e->layer);
         ep_cli_table_cell(table, "%" PRId32, e->expert);
@@ -127,7 +120,7 @@ static bool print_experts(const ep_cli_trace_figures *f, size_t top, FILE *out)
     }
     fputc('\n', out);
     ep_cli_line(out, "Experts with the most rows (of %zu that worked)", f->experts_count);
-    return end_table(table, out);
+    return ep_cli_table_print(table, out);
 }
 
 static void print_summary(const ep_cli_trace_model *model, const ep_cli_trace_figures *f, FILE *out)

@@ -137,6 +137,23 @@ Test(status, what_is_wrong_is_named)
     ep_routing_table_unref(f.table);
 }
 
+Test(status, before_the_first_table_there_are_no_models)
+{
+    static cluster_fixture f;
+    static ep_cli_problems problems;
+    setup(&f);
+    ep_routing_table_unref(f.table);
+    f.table = NULL;
+    f.reply.epoch = NULL;
+    char *text = print_cluster(&f, &problems, EP_CLI_TABLE);
+    cr_assert_not_null(strstr(text, "epoch        0/0\n"), "%s", text);
+    cr_assert_null(strstr(text, "MODEL"), "%s", text);
+    free(text);
+    text = print_cluster(&f, &problems, EP_CLI_JSON);
+    cr_assert_not_null(strstr(text, "\"models\": []"), "%s", text);
+    free(text);
+}
+
 /* An older coordinator names no problems, which says nothing about them. */
 Test(status, a_coordinator_that_does_not_judge_is_not_healthy)
 {
