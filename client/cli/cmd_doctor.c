@@ -128,9 +128,7 @@ static ep_err gather(gathered *g, ep_error *out_error)
 
 static void gathered_fini(gathered *g)
 {
-    if (g->cluster != NULL) {
-        protobuf_c_message_free_unpacked(g->cluster, NULL);
-    }
+    protobuf_c_message_free_unpacked(g->cluster, NULL);
     ep_cli_node_list_free(&g->nodes);
     free(g->looks);
 }

@@ -69,13 +69,6 @@ static ep_err ask(ep_cli_control *control, uint64_t end_ns, Expertd__V1__DrainRe
     return err;
 }
 
-static void free_reply(Expertd__V1__DrainReply *reply)
-{
-    if (reply != NULL) {
-        protobuf_c_message_free_unpacked(&reply->base, NULL);
-    }
-}
-
 /* Reports changes to stderr; print reports the end. */
 static void report(const char *program, const Expertd__V1__DrainReply *before,
                    const Expertd__V1__DrainReply *now)
@@ -109,7 +102,7 @@ static ep_err wait_drained(const char *program, ep_cli_control *control,
             if (!is_done(reply)) {
                 report(program, *out_reply, reply);
             }
-            free_reply(*out_reply);
+            expertd__v1__drain_reply__free_unpacked(*out_reply, NULL);
             *out_reply = reply;
             if (is_done(reply)) {
                 return EP_OK;
@@ -158,7 +151,7 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
         /* failed with --wait: drained, but experts lack copies */
         call->failed = !print(reply) || (wanted.wait && reply->note[0] != '\0');
     }
-    free_reply(reply);
+    expertd__v1__drain_reply__free_unpacked(reply, NULL);
     return err;
 }
 

@@ -169,9 +169,7 @@ static ep_err ask(ep_cli_control *control, const Expertd__V1__PolicyRequest *req
                                    (end_ns > now_ns ? end_ns - now_ns : 0) / EP_NS_PER_US + 1,
                                    &message, out_error);
     if (err == EP_OK) {
-        if (*out_reply != NULL) {
-            protobuf_c_message_free_unpacked(&(*out_reply)->base, NULL);
-        }
+        expertd__v1__policy_reply__free_unpacked(*out_reply, NULL);
         *out_reply = (Expertd__V1__PolicyReply *)message;
     }
     return err;
@@ -230,9 +228,7 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
         ep_cli_line(stdout, "policy revision %" PRIu64, reply->revision);
         print_changes(call->program, reply);
     }
-    if (reply != NULL) {
-        protobuf_c_message_free_unpacked(&reply->base, NULL);
-    }
+    expertd__v1__policy_reply__free_unpacked(reply, NULL);
     return err;
 }
 

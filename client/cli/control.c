@@ -98,9 +98,7 @@ static void finish_slot(ask_slot *slot, ProtobufCMessage *taken_message, const e
     pthread_mutex_lock(&slot->round->lock);
     if (slot->over) { /* a stream goes on or ends after its first message */
         pthread_mutex_unlock(&slot->round->lock);
-        if (taken_message != NULL) {
-            protobuf_c_message_free_unpacked(taken_message, NULL);
-        }
+        protobuf_c_message_free_unpacked(taken_message, NULL);
         return;
     }
     slot->over = true;
@@ -122,15 +120,14 @@ static void on_reply(void *arg, const ep_rpc_reply *reply, const ep_error *error
         finish_slot(slot, NULL, error);
         return;
     }
-    ProtobufCMessage *message = reply->header != NULL ? ep_rpc_message_copy(reply->header) : NULL;
-    if (message != NULL) {
-        finish_slot(slot, message, NULL);
+    if (reply->header == NULL) {
+        ep_error_set(&why, EP_ERR_UNAVAILABLE, "the stream ended without a message");
+        finish_slot(slot, NULL, &why);
         return;
     }
-    ep_error_set(&why, reply->header != NULL ? EP_ERR_NO_MEMORY : EP_ERR_UNAVAILABLE, "%s",
-                 reply->header != NULL ? "no memory for an answer"
-                                       : "the stream ended without a message");
-    finish_slot(slot, NULL, &why);
+    ProtobufCMessage *message = ep_rpc_message_copy(reply->header);
+    ep_error_set(&why, EP_ERR_NO_MEMORY, "no memory for an answer");
+    finish_slot(slot, message, message != NULL ? NULL : &why);
 }
 
 static ep_lane_address address_of(const ep_cli_control *control, const char *url)
@@ -263,10 +260,8 @@ void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t
 void ep_cli_answers_free(ep_cli_answer *answers, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        if (answers[i].message != NULL) {
-            protobuf_c_message_free_unpacked(answers[i].message, NULL);
-            answers[i].message = NULL;
-        }
+        protobuf_c_message_free_unpacked(answers[i].message, NULL);
+        answers[i].message = NULL;
     }
 }
 

@@ -72,10 +72,8 @@ ep_err ep_cli_node_list_read(ep_cli_control *control, const ep_cli_connect *conn
 
 static void free_status(ep_cli_node *node)
 {
-    if (node->status != NULL) {
-        protobuf_c_message_free_unpacked(&node->status->base, NULL);
-        node->status = NULL;
-    }
+    expertd__v1__node_status_reply__free_unpacked(node->status, NULL);
+    node->status = NULL;
 }
 
 void ep_cli_node_list_free(ep_cli_node_list *list)

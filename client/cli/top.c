@@ -16,10 +16,8 @@
 void ep_top_sample_fini(ep_top_sample *sample)
 {
     ep_cli_node_list_free(&sample->nodes);
-    if (sample->statistics != NULL) {
-        protobuf_c_message_free_unpacked(&sample->statistics->base, NULL);
-        sample->statistics = NULL;
-    }
+    expertd__v1__statistics_reply__free_unpacked(sample->statistics, NULL);
+    sample->statistics = NULL;
 }
 
 double ep_top_rate(uint64_t before, uint64_t now, uint64_t ns)
