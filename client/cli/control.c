@@ -15,9 +15,7 @@
 
 struct ep_cli_control {
     const ep_cli_connect *connect;
-    ep_timer_service *timers;
-    ep_buffer_pool *pool;
-    ep_rpc_common common;
+    ep_rpc_common common;       /* owns timers and pool */
     bool (*on_wait)(void *arg); /* NULL: none */
     void *wait_arg;
 };
@@ -43,21 +41,19 @@ static ep_err open_as(const ep_cli_connect *connect, const char *role, const cha
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a connection");
     }
     control->connect = connect;
-    ep_err err = ep_timer_service_create("expertctl", &control->timers);
-    err = err != EP_OK ? err : ep_buffer_pool_create(0, 0, &control->pool);
-    if (err != EP_OK) {
-        ep_cli_control_close(control);
-        return ep_error_set(out_error, err, "cannot prepare connections: %s", ep_err_text(err));
-    }
     control->common = (ep_rpc_common){
-        .timers = control->timers,
-        .pool = control->pool,
         .token = token,
         .node = "",
         .role = role,
         .incarnation = ep_random_id(),
         .payload_crc = connect->payload_crc,
     };
+    ep_err err = ep_timer_service_create("expertctl", &control->common.timers);
+    err = err != EP_OK ? err : ep_buffer_pool_create(0, 0, &control->common.pool);
+    if (err != EP_OK) {
+        ep_cli_control_close(control);
+        return ep_error_set(out_error, err, "cannot prepare connections: %s", ep_err_text(err));
+    }
     ep_rpc_limits_default(&control->common.limits);
     ep_rpc_limits_raise_for_control(&control->common.limits);
     *out_control = control;
@@ -78,12 +74,16 @@ ep_err ep_cli_control_open_operator(const ep_cli_connect *connect, ep_cli_contro
 
 void ep_cli_control_close(ep_cli_control *control)
 {
-    if (control == NULL) {
-        return;
+    if (control != NULL) {
+        ep_timer_service_destroy(control->common.timers);
+        ep_buffer_pool_destroy(control->common.pool);
+        free(control);
     }
-    ep_timer_service_destroy(control->timers);
-    ep_buffer_pool_destroy(control->pool);
-    free(control);
+}
+
+const ep_rpc_common *ep_cli_control_common(const ep_cli_control *control)
+{
+    return &control->common;
 }
 
 static uint64_t wall_clock_us(void)

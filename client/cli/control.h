@@ -22,6 +22,8 @@ ep_err ep_cli_control_open(const ep_cli_connect *connect, ep_cli_control **out_c
 ep_err ep_cli_control_open_operator(const ep_cli_connect *connect, ep_cli_control **out_control,
                                     ep_error *out_error);
 void ep_cli_control_close(ep_cli_control *control);
+/* For a channel of one's own, to be closed before; borrowed. */
+const ep_rpc_common *ep_cli_control_common(const ep_cli_control *control);
 
 /* on_wait is called repeatedly while answers are awaited; when it returns true, the wait ends with
  * CANCELLED. NULL: none. */

@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/random.h"
 #include "batch_file.h"
+#include "control.h"
 #include "gateway_request.h"
 #include "observe/trace.h"
 #include "rpc/rpc.h"
@@ -18,8 +18,7 @@
 
 struct ep_cli_gateway {
     const ep_cli_connect *connect;
-    ep_timer_service *timers;
-    ep_buffer_pool *pool;
+    ep_cli_control *control; /* timers and memory are its */
     ep_rpc_channel *channel;
 };
 
@@ -41,19 +40,10 @@ ep_err ep_cli_gateway_open(const ep_cli_connect *connect, ep_cli_gateway **out_g
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for a connection");
     }
     gateway->connect = connect;
-    ep_err err = ep_timer_service_create("expertctl", &gateway->timers);
-    err = err != EP_OK ? err : ep_buffer_pool_create(0, 0, &gateway->pool);
-    if (err != EP_OK) {
-        ep_error_set(out_error, err, "cannot prepare connections: %s", ep_err_text(err));
-    } else {
+    ep_err err = ep_cli_control_open(connect, &gateway->control, out_error);
+    if (err == EP_OK) {
         ep_rpc_channel_config config = {
-            .common = {.timers = gateway->timers,
-                       .pool = gateway->pool,
-                       .token = connect->token,
-                       .node = "",
-                       .role = "client",
-                       .incarnation = ep_random_id(),
-                       .payload_crc = connect->payload_crc},
+            .common = *ep_cli_control_common(gateway->control),
             .address = {.url = connect->coordinator_url,
                         .tls = connect->tls.ca_file != NULL ? &connect->tls : NULL},
             .connection_class = "bulk",
@@ -85,8 +75,7 @@ void ep_cli_gateway_close(ep_cli_gateway *gateway)
 {
     if (gateway != NULL) {
         ep_rpc_channel_destroy(gateway->channel);
-        ep_timer_service_destroy(gateway->timers);
-        ep_buffer_pool_destroy(gateway->pool);
+        ep_cli_control_close(gateway->control);
         free(gateway);
     }
 }
@@ -250,7 +239,8 @@ static ep_err run_call(ep_cli_gateway *gateway, const ep_moe_args *args, const e
     ep_cli_gateway_request request;
     ep_error *error = &out_result->error;
     ep_err err =
-        ep_cli_gateway_request_make(args, gate, logits, out->dtype, gateway->pool, &request, error);
+        ep_cli_gateway_request_make(args, gate, logits, out->dtype,
+                                    ep_cli_control_common(gateway->control)->pool, &request, error);
     if (err != EP_OK) {
         return err;
     }
