@@ -15,16 +15,12 @@
 #include "control.h"
 #include "moe/routing_table.h"
 #include "origin.h"
+#include "transport/address.h"
 
 #define TIMEOUT_US_MIN 1000u
 #define TIMEOUT_US_MAX 86400000000u
 
 ep_cli_connect ep_cli_peer = {.timeout_us = EP_CLI_TIMEOUT_US_DEFAULT, .payload_crc = true};
-
-static bool is_tls(const char *url)
-{
-    return strncmp(url, "tls+tcp://", 10) == 0;
-}
 
 static bool is_port(const char *text)
 {
@@ -35,7 +31,8 @@ static bool is_port(const char *text)
 
 bool ep_cli_url_is_good(const char *url)
 {
-    const char *host = is_tls(url) ? url + 10 : strncmp(url, "tcp://", 6) == 0 ? url + 6 : NULL;
+    const bool is_known = ep_url_has_scheme(url, "tcp") || ep_url_has_scheme(url, "tls+tcp");
+    const char *host = is_known ? strstr(url, "://") + 3 : NULL;
     const char *colon = host != NULL ? strrchr(host, ':') : NULL;
     return colon != NULL && colon != host && is_port(colon + 1) && strlen(url) < EP_ADDRESS_BYTES;
 }
@@ -98,7 +95,8 @@ void ep_cli_token_read(struct argp_state *state, const char *option, const char 
 
 static void check_tls(struct argp_state *state, const char *url)
 {
-    if (is_tls(url) && (ep_cli_peer.tls.ca_file == NULL || ep_cli_peer.tls.server_name == NULL)) {
+    if (ep_url_has_scheme(url, "tls+tcp") &&
+        (ep_cli_peer.tls.ca_file == NULL || ep_cli_peer.tls.server_name == NULL)) {
         argp_error(state, "%s needs --tls-ca and --tls-server-name", url);
     }
 }

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "transport/address.h"
+
 #define LOADING_LONG_US 120000000u /* loading for longer than this is a finding */
 #define CLOCK_OFF_US 5000000u
 #define NEARLY_PER_CENT 90u
@@ -38,19 +40,6 @@ bool ep_doctor_is_ill(const ep_doctor_findings *findings)
         }
     }
     return findings->dropped > 0;
-}
-
-static bool is_tls(const char *url)
-{
-    return strncmp(url, "tls+tcp://", 10) == 0;
-}
-
-static bool is_loopback(const char *url)
-{
-    const char *host = strstr(url, "://");
-    host = host != NULL ? host + 3 : url;
-    return strncmp(host, "127.", 4) == 0 || strncmp(host, "localhost:", 10) == 0 ||
-           strncmp(host, "[::1]", 5) == 0;
 }
 
 /* Explains a peer that did not answer: what is at its port, and what to change here. */
@@ -86,7 +75,7 @@ static void examine_silence(const ep_doctor_facts *facts, const char *url, const
 static void examine_open_door(const ep_doctor_facts *facts, const char *url,
                               ep_doctor_findings *out)
 {
-    if (!is_tls(url) && !is_loopback(url) && !facts->has_token) {
+    if (!ep_url_has_scheme(url, "tls+tcp") && !ep_address_is_loopback(url) && !facts->has_token) {
         ep_doctor_add(
             out, EP_DOCTOR_WARN, "insecure",
             "set token_file and TLS there, and take insecure: true away",

@@ -154,6 +154,9 @@ Test(doctor, an_open_door_beyond_loopback_is_found)
 {
     f.facts.coordinator_url = "tcp://10.0.0.1:7410";
     expect(EP_DOCTOR_WARN, "insecure", "tcp://10.0.0.1:7410 lets anybody in");
+    f.facts.coordinator_url =
+        "tcp://127.0.0.1.example.com:7410"; /* a name, whatever it begins with */
+    expect(EP_DOCTOR_WARN, "insecure", "tcp://127.0.0.1.example.com:7410 lets anybody in");
     f.facts.has_token = true;
     ep_doctor_examine(&f.facts, &findings);
     f.facts.has_token = false;
