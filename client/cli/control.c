@@ -157,9 +157,11 @@ static void start_slot(ep_cli_control *control, ask_slot *slot, const char *url,
     }
 }
 
-/* Replaces "not sent, the connection ended" by the channel's own error. */
-static void explain(ask_slot *slot, const ep_lane_address *address)
+/* Replaces "not sent, the connection ended" by the channel's own error. Whoever waits with on_wait
+ * has no time for a look at each port. */
+static void explain(const ep_cli_control *control, ask_slot *slot, const char *url)
 {
+    const ep_lane_address address = address_of(control, url);
     ep_error *error = &slot->answer->error;
     ep_error last;
     ep_error_clear(&last);
@@ -167,12 +169,12 @@ static void explain(ask_slot *slot, const ep_lane_address *address)
         slot->channel != NULL ? ep_rpc_channel_get_state(slot->channel) : EP_CHANNEL_READY;
     if (state == EP_CHANNEL_BROKEN) {
         ep_rpc_channel_last_error(slot->channel, &last);
-    } else if (state == EP_CHANNEL_CONNECTING) { /* the call's time-out came before that of Hello */
+    } else if (state == EP_CHANNEL_CONNECTING && control->on_wait == NULL) {
+        /* the call's time-out came before that of Hello */
         ep_rpc_look look;
-        ep_rpc_look_at(address, NULL, NULL, &look);
+        ep_rpc_look_at(&address, NULL, NULL, &look);
         if (look.code != NULL) {
-            ep_error_set(&last, EP_ERR_UNAVAILABLE, "%s: %s; %s", address->url, look.text,
-                         look.advice);
+            ep_error_set(&last, EP_ERR_UNAVAILABLE, "%s: %s; %s", url, look.text, look.advice);
         }
     }
     if (last.code != EP_OK) { /* its text already has the URL */
@@ -181,7 +183,7 @@ static void explain(ask_slot *slot, const ep_lane_address *address)
         *error = last;
         error->code = refused ? EP_ERR_UNAVAILABLE : last.code;
     } else {
-        ep_error_prefix(error, error->code, "%s", address->url);
+        ep_error_prefix(error, error->code, "%s", url);
     }
 }
 
@@ -219,7 +221,7 @@ void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t
     ask_round round = {.open_count = count};
     ask_slot *slots = calloc(count + 1, sizeof(*slots));
     for (size_t i = 0; i < count; i++) {
-        out_answers[i].message = NULL;
+        out_answers[i] = (ep_cli_answer){.message = NULL};
         ep_error_clear(&out_answers[i].error);
         if (slots == NULL || row == NULL) {
             ep_error_set(&out_answers[i].error, slots == NULL ? EP_ERR_NO_MEMORY : EP_ERR_NOT_FOUND,
@@ -241,14 +243,12 @@ void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t
     wait_for_answers(control, &round);
     for (size_t i = 0; i < count; i++) {
         ep_error cancelled;
-        ep_error_set(&cancelled, EP_ERR_CANCELLED, "%s: nobody waits for the answer any more",
-                     urls[i]);
+        ep_error_set(&cancelled, EP_ERR_CANCELLED, "nobody waits for the answer any more");
         finish_slot(&slots[i], NULL, &cancelled);
     }
     for (size_t i = 0; i < count; i++) {
         if (out_answers[i].message == NULL) {
-            const ep_lane_address address = address_of(control, urls[i]);
-            explain(&slots[i], &address);
+            explain(control, &slots[i], urls[i]);
         }
         ep_rpc_channel_destroy(slots[i].channel); /* ends streams; waits for callbacks */
     }
