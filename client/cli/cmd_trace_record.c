@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cmd_trace.h"
+#include "origin.h"
 #include "trace/trace_load.h"
 #include "trace/trace_session.h"
 
@@ -37,7 +38,8 @@ static uint32_t power_of_2(struct argp_state *state, const char *option, const c
 {
     uint32_t value = (uint32_t)ep_cli_arg_quantity(state, option, arg, unit, unit, min, max);
     if ((value & (value - 1)) != 0) {
-        argp_error(state, "%s is '%s', allowed: a power of 2", option, arg);
+        argp_error(state, "%s is '%s', allowed: a power of 2", ep_cli_setting_name(option, arg),
+                   arg);
     }
     return value;
 }

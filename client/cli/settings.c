@@ -12,6 +12,7 @@
 #include "options/options.h"
 #include "origin.h"
 #include "output.h"
+#include "transport/address.h"
 
 #define PREFIX "EXPERTCTL_"
 #define SET_MAX (sizeof(origins->flags) / sizeof(origins->flags[0]))
@@ -196,7 +197,7 @@ static bool is_of_context(const levels *l, const char *urls, bool judges)
 {
     for (size_t bytes; bytes = strcspn(urls, ","), bytes > 0;
          urls += bytes + (urls[bytes] == ',')) {
-        bool is_named = judges && strncmp(urls, "tls+tcp://", 10) == 0;
+        bool is_named = judges && ep_url_has_scheme(urls, "tls+tcp");
         for (size_t f = 0; f < sizeof(address_flags) / sizeof(address_flags[0]); f++) {
             const char *own =
                 ep_cli_contexts_value(l->contexts, l->context, address_flags[f], NULL);
@@ -288,10 +289,10 @@ static bool set_flags_of(levels *l, const ep_cli_given *given, ep_error *out_err
     return good;
 }
 
-/* Help is shown whatever else is set. */
+/* Help is shown whatever else is set. What follows "--" is another program's. */
 static bool asks_for_help(int argc, char **argv)
 {
-    for (int i = 1; i < argc; i++) {
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "--usage") == 0 ||
             strcmp(argv[i], "-?") == 0) {
             return true;
@@ -319,6 +320,9 @@ bool ep_cli_settings_apply(const ep_cli_command *const *commands, const struct a
     if (good) {
         grown = calloc((size_t)*argc + origins->count + 1, sizeof(*grown));
         good = grown != NULL;
+        if (!good) {
+            ep_error_set(&error, EP_ERR_NO_MEMORY, "no memory for options");
+        }
     }
     if (good) {
         grown[0] = (*argv)[0];

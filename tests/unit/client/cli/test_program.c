@@ -178,6 +178,11 @@ Test(program, the_environment_names_the_coordinator)
     cr_assert_not_null(strstr(text, "EXPERTCTL_COORDINATOR is 'there', allowed: tcp://host:port"),
                        "%s", text);
     free(text);
+    /* what follows -- is another program's, also its --help */
+    static const char *const number[] = {"EXPERTCTL_SUBBUFS=3", NULL};
+    cr_assert_eq(run(&text, number, "trace record -- true --help"), 2, "%s", text);
+    cr_assert_not_null(strstr(text, "EXPERTCTL_SUBBUFS is '3', allowed: a power of 2"), "%s", text);
+    free(text);
     cr_assert_eq(run(&text, bad, "status --coordinator tcp://127.0.0.1:3"), 3);
     cr_assert_not_null(strstr(text, "tcp://127.0.0.1:3"), "%s", text);
     free(text);
