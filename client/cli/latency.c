@@ -28,12 +28,12 @@ static bool grow(ep_latency *latency)
     return true;
 }
 
-/* seen: calls so far, this one included. */
-static bool keep_sample(ep_latency *latency, uint64_t us, uint64_t seen)
+/* seen: calls so far, with those of this sample, which stands for weight calls. */
+static bool keep_sample(ep_latency *latency, uint64_t us, uint64_t seen, double weight)
 {
     latency->sorted = false;
     if (latency->samples_count == EP_LATENCY_SAMPLES_MAX) {
-        uint64_t place = ep_splitmix64(&latency->random) % seen;
+        uint64_t place = (uint64_t)((double)(ep_splitmix64(&latency->random) % seen) / weight);
         if (place < EP_LATENCY_SAMPLES_MAX) {
             latency->samples[place] = us;
         }
@@ -51,16 +51,16 @@ bool ep_latency_add(ep_latency *latency, uint64_t us)
     latency->count++;
     latency->sum_us += us;
     latency->max_us = us > latency->max_us ? us : latency->max_us;
-    return keep_sample(latency, us, latency->count);
+    return keep_sample(latency, us, latency->count, 1.0);
 }
 
 bool ep_latency_merge(ep_latency *latency, const ep_latency *other)
 {
     bool good = true;
-    uint64_t seen = latency->count;
+    const double weight = (double)other->count / other->samples_count;
     for (uint32_t i = 0; i < other->samples_count && good; i++) {
-        seen++;
-        good = keep_sample(latency, other->samples[i], seen);
+        good = keep_sample(latency, other->samples[i],
+                           latency->count + (uint64_t)((i + 1.0) * weight), weight);
     }
     latency->count += other->count;
     latency->sum_us += other->sum_us;

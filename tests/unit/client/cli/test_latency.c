@@ -59,3 +59,19 @@ Test(latency, memory_is_bounded_and_the_sample_stays_even)
     cr_assert_float_eq(median, (double)calls / 2.0, (double)calls * 0.02);
     ep_latency_fini(&latency);
 }
+
+Test(latency, merging_samples_counts_each_call_the_same)
+{
+    ep_latency a = {0};
+    ep_latency b = {0};
+    for (uint64_t i = 0; i < 4 * EP_LATENCY_SAMPLES_MAX; i++) {
+        ep_latency_add(&a, 1);
+        ep_latency_add(&b, 100);
+    }
+    cr_assert(ep_latency_merge(&a, &b));
+    /* half of the calls took 100; 10 standard deviations */
+    cr_assert_eq(ep_latency_percentile(&a, 48), 1);
+    cr_assert_eq(ep_latency_percentile(&a, 52), 100);
+    ep_latency_fini(&a);
+    ep_latency_fini(&b);
+}
