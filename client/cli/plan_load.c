@@ -143,10 +143,12 @@ static ep_err check_model(reader *r, const json_t *entry, size_t index)
                    r->path, index);
     }
     if (r->model != NULL && (strcmp(model, r->model) != 0 || strcmp(version, r->version) != 0)) {
-        return BAD(
-            "%s: holds %s and %s, allowed: one model; see expertctl stats --model and --version",
-            r->path, ep_json_printable(r->model, a, sizeof(a)),
-            ep_json_printable(model, b, sizeof(b)));
+        const bool is_one_model = strcmp(model, r->model) == 0; /* the versions differ then */
+        return BAD("%s: holds %s%s and %s, allowed: one model; see expertctl stats --model and "
+                   "--version",
+                   r->path, is_one_model ? "versions " : "",
+                   ep_json_printable(is_one_model ? r->version : r->model, a, sizeof(a)),
+                   ep_json_printable(is_one_model ? version : model, b, sizeof(b)));
     }
     r->model = model;
     r->version = version;

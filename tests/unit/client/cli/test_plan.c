@@ -300,6 +300,7 @@ Test(plan, load_of_another_model_is_refused_by_name)
          "layer 1, expert 1: slots is -1, allowed: a whole number 0.."},
         {FILE_OF(ENTRY(1, 4, LOAD(9, "2", 0, 0))), "layer 1, expert 1: slots is \"2\", allowed"},
         {FILE_OF(GOOD ",{\"model\":\"n\",\"version\":\"v\"}"), "holds m and n, allowed: one model"},
+        {FILE_OF(GOOD ",{\"model\":\"m\",\"version\":\"w\"}"), "holds versions v and w, allowed"},
         {FILE_OF("{\"layer\":1}"), "layers entry 0 has no model or no version"},
         {FILE_OF("7"), "layers entry 0 has no model or no version"},
     };
