@@ -55,14 +55,14 @@ static void take_tokens(struct argp_state *state, const char *option, char *arg)
             EP_TOKENS_MAX < POLICY_TOKENS_MAX ? EP_TOKENS_MAX : POLICY_TOKENS_MAX);
         if (options->count == EP_CLI_TUNE_SIZES_MAX ||
             (options->count > 0 && tokens <= options->sizes[options->count - 1].tokens)) {
-            argp_error(state, "--tokens is '%s', allowed: 2..%d ascending sizes, as 16,64,256", arg,
-                       EP_CLI_TUNE_SIZES_MAX);
+            options->count = 0;
+            break;
         }
         options->sizes[options->count++].tokens = tokens;
         at = comma != NULL ? comma + 1 : NULL;
     }
     if (options->count < 2) {
-        argp_error(state, "--tokens is '%s', allowed: 2..%d ascending sizes, as 16,64,256", arg,
+        argp_error(state, "%s is '%s', allowed: 2..%d ascending sizes, as 16,64,256", option, arg,
                    EP_CLI_TUNE_SIZES_MAX);
     }
 }
@@ -198,12 +198,12 @@ static bool print_json(const tune_options *options, uint32_t chosen, const char 
     }
     const bool has_machine = options->machine_why.code == EP_OK;
     return ep_cli_json_print(
-        json_pack("{s:I, s:I, s:o, s:o, s:s*, s:o, s:s*}", "rounds", (json_int_t)options->rounds,
+        json_pack("{s:I, s:I, s:o, s:o, s:s*, s:o, s:o*}", "rounds", (json_int_t)options->rounds,
                   "wins_needed", (json_int_t)ep_cli_tune_wins_needed(options->rounds), "sizes",
                   sizes, "decode_tokens_max", chosen != 0 ? json_integer(chosen) : json_null(),
                   "why", why, "machine",
                   has_machine ? ep_plan_machine_json(&options->machine) : json_null(),
-                  "machine_why", has_machine ? NULL : options->machine_why.text),
+                  "machine_why", has_machine ? NULL : ep_cli_json_text(options->machine_why.text)),
         stdout);
 }
 

@@ -348,13 +348,14 @@ static bool print_json(const plan *p)
                                                 layer_result_json(&p->balanced, l)));
     }
     return ep_cli_json_print(
-        json_pack("{s:o, s:I, s:I, s:I, s:b, s:b, s:s*, s:o, s:o, s:o, s:o}", "model_type",
+        json_pack("{s:o, s:I, s:I, s:I, s:b, s:b, s:o*, s:o, s:o, s:o, s:o}", "model_type",
                   ep_cli_json_text(info->model_type), "nodes", (json_int_t)p->options->nodes,
                   "copies", (json_int_t)p->options->copies, "spare_copies",
                   (json_int_t)p->options->spare_copies, "layers_on_their_own", (int)is_beyond(p),
-                  "is_cut", (int)p->balanced.is_cut, "trace", p->options->trace_file, "assumptions",
-                  assumptions_json(p), "uniform", result_json(&p->uniform), "balanced",
-                  result_json(&p->balanced), "layers", layers),
+                  "is_cut", (int)p->balanced.is_cut, "trace",
+                  p->options->trace_file != NULL ? ep_cli_json_text(p->options->trace_file) : NULL,
+                  "assumptions", assumptions_json(p), "uniform", result_json(&p->uniform),
+                  "balanced", result_json(&p->balanced), "layers", layers),
         stdout);
 }
 
