@@ -150,16 +150,13 @@ static void write_call(writer *w, uint32_t request, size_t trace)
 }
 
 /* Calls are named by their index here. A trace id is written again after calls of another trace. */
-static void write_calls(writer *w)
+static bool write_calls(writer *w)
 {
     uint32_t calls = 0;
-    size_t traces = 0;
     const ep_trace_id *last = NULL;
-    char *list = NULL;
-    size_t list_bytes = 0;
-    FILE *ids = open_memstream(&list, &list_bytes);
+    json_t *traces = json_array();
     fprintf(w->out, "\"calls\":[");
-    for (size_t i = 0; i < w->figures->requests_count && ids != NULL; i++) {
+    for (size_t i = 0; i < w->figures->requests_count; i++) {
         uint32_t request = w->figures->in_time[i];
         const ep_trace_id *id = &w->model->spans[w->figures->requests[request]].trace;
         if (!w->pick->calls[request]) {
@@ -168,18 +165,15 @@ static void write_calls(writer *w)
         if (last == NULL || last->high != id->high || last->low != id->low) {
             char text[EP_CLI_TRACE_ID_BYTES];
             ep_cli_trace_id_text(*id, text);
-            fprintf(ids, "%s\"%s\"", traces++ > 0 ? "," : "", text);
+            json_array_append_new(traces, json_string(text));
             last = id;
         }
         fprintf(w->out, "%s", calls > 0 ? ",\n" : "");
         w->call_of[request] = calls++;
-        write_call(w, request, traces - 1);
+        write_call(w, request, json_array_size(traces) - 1);
     }
-    if (ids != NULL) {
-        fclose(ids);
-    }
-    fprintf(w->out, "],\n\"traces\":[%s],\n", list != NULL ? list : "");
-    free(list);
+    fprintf(w->out, "],\n");
+    return write_json("traces", traces, w->out);
 }
 
 /* Returns one number for a job, its kernels and its groups of rows; 0: none. */
@@ -242,9 +236,9 @@ static bool write_rows(writer *w)
         memset(w->name_of, 0xff, w->model->names_count * sizeof(*w->name_of));
         memset(w->call_of, 0xff, (w->figures->requests_count + 1) * sizeof(*w->call_of));
         name_of(w, 0); /* "" is 0 here too */
-        write_calls(w);
+        good = write_calls(w);
         write_spans(w);
-        good = write_json("names", json_incref(w->names), w->out);
+        good = good && write_json("names", json_incref(w->names), w->out);
     }
     free(w->name_of);
     free(w->call_of);

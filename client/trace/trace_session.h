@@ -41,7 +41,7 @@ ep_err ep_cli_session_start(ep_cli_session *session, const ep_cli_session_option
  * records. Afterwards the recording is on disk. */
 ep_err ep_cli_session_end(ep_cli_session *session, ep_error *out_error);
 
-/* Writes the contents of the session's ring into dir. NOT_FOUND: there is no such session. */
+/* Writes the contents of the session's ring into dir. IO: also when there is no such session. */
 ep_err ep_cli_session_snapshot(const char *name, const char *dir, ep_error *out_error);
 /* Ends a session that another process started, and the daemon as ep_cli_session_end does. */
 ep_err ep_cli_session_drop(const char *name, ep_error *out_error);
