@@ -25,11 +25,12 @@ double ep_top_rate(uint64_t before, uint64_t now, uint64_t ns)
     return now > before && ns > 0 ? (double)(now - before) * 1e9 / (double)ns : 0.0;
 }
 
-/* The same process in the former sample; NULL: not there, no answer, or restarted since. */
+/* The same process in the former sample; NULL: not there, no answer then or now, or restarted
+ * since. */
 static const Expertd__V1__NodeStatusReply *status_before(const ep_top_sample *before,
                                                          const Expertd__V1__NodeStatusReply *now)
 {
-    for (size_t i = 0; i < before->nodes.count; i++) {
+    for (size_t i = 0; now != NULL && i < before->nodes.count; i++) {
         const Expertd__V1__NodeStatusReply *status = before->nodes.nodes[i].status;
         if (status != NULL && status->incarnation == now->incarnation) {
             return status;
@@ -54,23 +55,21 @@ static size_t keep(ep_top_hot *list, size_t count, size_t max, const ep_top_hot 
     return count;
 }
 
-static uint64_t layer_rows(const Expertd__V1__NodeStatusReply *status,
-                           const Expertd__V1__LayerStatus *layer)
-{
-    for (size_t l = 0; status != NULL && l < status->n_layers; l++) {
-        const Expertd__V1__LayerStatus *other = status->layers[l];
-        if (other->layer == layer->layer && strcmp(other->model, layer->model) == 0 &&
-            strcmp(other->version, layer->version) == 0) {
-            return other->rows_served;
-        }
-    }
-    return 0;
-}
-
 static bool is_same_layer(const Expertd__V1__LayerStatus *a, const Expertd__V1__LayerStatus *b)
 {
     return a->layer == b->layer && strcmp(a->model, b->model) == 0 &&
            strcmp(a->version, b->version) == 0;
+}
+
+static uint64_t layer_rows(const Expertd__V1__NodeStatusReply *status,
+                           const Expertd__V1__LayerStatus *layer)
+{
+    for (size_t l = 0; status != NULL && l < status->n_layers; l++) {
+        if (is_same_layer(status->layers[l], layer)) {
+            return status->layers[l]->rows_served;
+        }
+    }
+    return 0;
 }
 
 static bool was_seen(const ep_top_sample *now, size_t node, const Expertd__V1__LayerStatus *layer)
@@ -93,8 +92,7 @@ static double layer_rate(const ep_top_sample *before, const ep_top_sample *now, 
     double sum = 0.0;
     for (size_t i = first; i < now->nodes.count; i++) {
         const Expertd__V1__NodeStatusReply *status = now->nodes.nodes[i].status;
-        const Expertd__V1__NodeStatusReply *was =
-            status != NULL ? status_before(before, status) : NULL;
+        const Expertd__V1__NodeStatusReply *was = status_before(before, status);
         if (was != NULL) {
             sum += ep_top_rate(layer_rows(was, layer), layer_rows(status, layer),
                                now->at_ns - before->at_ns);
@@ -207,8 +205,7 @@ static ep_cli_table *nodes_table(const ep_top_sample *before, const ep_top_sampl
         "NODE|STATE|>ROWS/S|8>CALLS/S|7>FLIGHT|7>WAIT|5>TOKENS|6>FAIL/S|6>REFUSE/S|2>HEDGE/S|1URL");
     for (size_t i = 0; i < now->nodes.count; i++) {
         const ep_cli_node *node = &now->nodes.nodes[i];
-        node_row(table, node, node->status != NULL ? status_before(before, node->status) : NULL,
-                 now->at_ns - before->at_ns);
+        node_row(table, node, status_before(before, node->status), now->at_ns - before->at_ns);
     }
     return table;
 }
@@ -314,8 +311,7 @@ static void print_sums(const ep_top_sample *before, const ep_top_sample *now,
     struct tm local = {0};
     for (size_t i = 0; i < now->nodes.count; i++) {
         const Expertd__V1__NodeStatusReply *status = now->nodes.nodes[i].status;
-        const Expertd__V1__NodeStatusReply *was =
-            status != NULL ? status_before(before, status) : NULL;
+        const Expertd__V1__NodeStatusReply *was = status_before(before, status);
         serving += status != NULL && strcmp(status->state, "serving") == 0;
         rows += was != NULL ? ep_top_rate(was->rows_served, status->rows_served, ns) : 0.0;
         calls += was != NULL ? ep_top_rate(was->requests_served, status->requests_served, ns) : 0.0;
@@ -456,9 +452,7 @@ json_t *ep_top_json(const ep_top_sample *before, const ep_top_sample *now, size_
     json_t *nodes = json_array();
     for (size_t i = 0; i < now->nodes.count; i++) {
         const ep_cli_node *node = &now->nodes.nodes[i];
-        json_array_append_new(
-            nodes,
-            node_json(node, node->status != NULL ? status_before(before, node->status) : NULL, ns));
+        json_array_append_new(nodes, node_json(node, status_before(before, node->status), ns));
     }
     json_t *layers = hot_json(hot, ep_top_hot_layers(before, now, hot, max));
     json_t *experts = now->statistics != NULL
