@@ -49,30 +49,15 @@ static const ep_cli_option rows[] = {
 /* as ep_moe_mode */
 static const char *const mode_words[] = {"auto", "decode", "prefill"};
 
-/* Means of a call, in microseconds. */
-typedef struct stage_means {
-    double total;
-    double pack;
-    double wire;
-    double queue;
-    double compute;
-    double combine;
-} stage_means;
-
-static stage_means means_of(const ep_cli_bench_result *result)
+/* Mean of a call, in microseconds. */
+static double of_a_call(uint64_t sum_us, const ep_cli_bench_result *result)
 {
-    double calls = result->calls > 0 ? (double)result->calls : 1.0;
-    return (stage_means){.total = (double)result->total_us / calls,
-                         .pack = (double)result->pack_us / calls,
-                         .wire = (double)result->wire_us / calls,
-                         .queue = (double)result->queue_us / calls,
-                         .compute = (double)result->compute_us / calls,
-                         .combine = (double)result->combine_us / calls};
+    return (double)sum_us / (result->calls > 0 ? (double)result->calls : 1.0);
 }
 
-static double share(double part, double whole)
+static double share(uint64_t part, uint64_t whole)
 {
-    return whole > 0.0 ? part / whole : 0.0;
+    return whole > 0 ? (double)part / (double)whole : 0.0;
 }
 
 static uint64_t mean(uint64_t sum, uint64_t count)
@@ -144,7 +129,6 @@ static json_t *choice_json(const ep_cli_bench_result *result)
 static bool print_json(const ep_cli_bench_request *request, ep_cli_bench_result *result,
                        ep_client *client, FILE *out)
 {
-    stage_means m = means_of(result);
     json_t *root = json_pack(
         "{s:o, s:I, s:I, s:I, s:I, s:s, s:f, s:I, s:f, s:f, s:I, s:I, s:f, s:I, s:f, s:I, s:I}",
         "model", ep_cli_json_text(request->model), "layer", (json_int_t)request->layer, "tokens",
@@ -157,10 +141,13 @@ static bool print_json(const ep_cli_bench_request *request, ep_cli_bench_result 
         ep_latency_mean(&result->latency), "max_us", (json_int_t)result->latency.max_us,
         "bytes_per_token", bytes_per_token(request, result), "frames", (json_int_t)result->frames,
         "rerouted_frames", (json_int_t)result->rerouted_frames);
-    json_t *stages =
-        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "total_us", m.total, "pack_us", m.pack,
-                  "wire_us", m.wire, "queue_us", m.queue, "compute_us", m.compute, "combine_us",
-                  m.combine, "limit_share", share(m.compute, m.total));
+    json_t *stages = json_pack(
+        "{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "total_us", of_a_call(result->total_us, result),
+        "pack_us", of_a_call(result->pack_us, result), "wire_us",
+        of_a_call(result->wire_us, result), "queue_us", of_a_call(result->queue_us, result),
+        "compute_us", of_a_call(result->compute_us, result), "combine_us",
+        of_a_call(result->combine_us, result), "limit_share",
+        share(result->compute_us, result->total_us));
     if (root != NULL) {
         json_object_set_new(root, "mean_of_a_call", stages);
         json_object_set_new(root, "nodes", nodes_json(client));
@@ -194,26 +181,26 @@ static bool print_whole(const ep_cli_bench_request *request, ep_cli_bench_result
     return ep_cli_table_print(table, out);
 }
 
-static void stage_row(ep_cli_table *table, const char *name, double us, double total)
+static void stage_row(ep_cli_table *table, const char *name, uint64_t us,
+                      const ep_cli_bench_result *result)
 {
     ep_cli_table_cell(table, "%s", name);
-    ep_cli_table_cell(table, "%.1f", us);
-    ep_cli_table_cell(table, "%.1f", 100.0 * share(us, total));
+    ep_cli_table_cell(table, "%.1f", of_a_call(us, result));
+    ep_cli_table_cell(table, "%.1f", 100.0 * share(us, result->total_us));
 }
 
-static bool print_stages(const ep_cli_bench_result *result, FILE *out)
+static bool print_stages(const ep_cli_bench_result *r, FILE *out)
 {
-    stage_means m = means_of(result);
-    double named = m.pack + m.wire + m.queue + m.compute + m.combine;
+    const uint64_t named = r->pack_us + r->wire_us + r->queue_us + r->compute_us + r->combine_us;
     ep_cli_table *table = ep_cli_table_create("MEAN OF A CALL|>US|>SHARE %");
-    stage_row(table, "pack", m.pack, m.total);
-    stage_row(table, "wire", m.wire, m.total);
-    stage_row(table, "queue", m.queue, m.total);
-    stage_row(table, "compute", m.compute, m.total);
-    stage_row(table, "combine", m.combine, m.total);
-    stage_row(table, "other", m.total > named ? m.total - named : 0.0, m.total);
-    stage_row(table, "total", m.total, m.total);
-    stage_row(table, "LIMIT (compute alone)", m.compute, m.total);
+    stage_row(table, "pack", r->pack_us, r);
+    stage_row(table, "wire", r->wire_us, r);
+    stage_row(table, "queue", r->queue_us, r);
+    stage_row(table, "compute", r->compute_us, r);
+    stage_row(table, "combine", r->combine_us, r);
+    stage_row(table, "other", r->total_us > named ? r->total_us - named : 0, r);
+    stage_row(table, "total", r->total_us, r);
+    stage_row(table, "LIMIT (compute alone)", r->compute_us, r);
     return ep_cli_table_print(table, out);
 }
 
