@@ -282,8 +282,6 @@ static void read_dense_part(ep_config_reader *reader, json_t *root, const ep_mod
                             ep_model_info *info)
 {
     const uint32_t listed = ep_layer_map_count(reader);
-    const uint32_t stack = ep_config_u32(reader, KEYS("num_decoder_layers", "decoder_layers"), 0,
-                                         EP_MODEL_LAYERS_MAX / 2, 0);
     info->hidden =
         ep_config_u32(reader, KEYS("hidden_size", "d_model"), 1, EP_HIDDEN_MAX, EP_CONFIG_REQUIRED);
     info->layers_count =
@@ -291,7 +289,8 @@ static void read_dense_part(ep_config_reader *reader, json_t *root, const ep_mod
                       1, EP_MODEL_LAYERS_MAX, listed > 0 ? listed : EP_CONFIG_REQUIRED);
     if (type_marks(type) & EP_TYPE_TWO_STACKS) {
         info->first_stack_layers = info->layers_count;
-        info->layers_count += stack;
+        info->layers_count += ep_config_u32(reader, KEYS("num_decoder_layers", "decoder_layers"), 0,
+                                            EP_MODEL_LAYERS_MAX - info->layers_count, 0);
     }
     info->vocab = ep_config_u32(reader, KEYS("vocab_size"), 1, VOCAB_MAX, 0);
     info->heads = ep_config_u32(reader, KEYS("num_attention_heads"), 1, HEADS_MAX, 0);

@@ -395,6 +395,10 @@ static const bad_case bad_cases[] = {
      "per token"},
     {DEEPSEEK("\"topk_method\":7,"), EP_ERR_BAD_FILE,
      "config.json: topk_method is 7, allowed a string"},
+    /* both stacks together have at most 1024 layers */
+    {"{\"model_type\":\"switch_transformers\",\"d_model\":64,\"num_layers\":1024,"
+     "\"num_decoder_layers\":512,\"num_experts\":4,\"d_ff\":32}",
+     EP_ERR_BAD_FILE, "config.json: num_decoder_layers is 512, allowed 0..0"},
     {"{\"model_type\":[],\"hidden_size\":1}", EP_ERR_BAD_FILE,
      "config.json: model_type is an array of 0, allowed a string"},
 };
