@@ -99,8 +99,10 @@ static ep_err take_file(const char *name, ep_gguf_files *out_files, ep_error *ou
                             "%.200s: is part %u of %u, allowed: the first part or its directory",
                             name, part, files.count);
     }
-    if (strlen(name) >= sizeof(files.first)) {
-        return ep_error_set(out_error, EP_ERR_BAD_FILE, "%.200s: the name is longer than %zu bytes",
+    if (!ep_model_file_name_ok(name)) {
+        return ep_error_set(out_error, EP_ERR_BAD_FILE,
+                            "%.200s: is no name this build reads, allowed 1 to %zu printable ASCII "
+                            "characters: rename the file",
                             name, sizeof(files.first) - 1);
     }
     memcpy(files.first, name, strlen(name) + 1);

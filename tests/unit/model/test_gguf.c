@@ -458,6 +458,17 @@ Test(gguf, a_file_or_a_directory_with_one_model_is_found)
     cr_expect_eq(find("/none.gguf", &files, &error), EP_OK, "opening it is the reader's");
 }
 
+Test(gguf, a_name_that_cannot_be_opened_is_refused_when_it_is_found)
+{
+    ep_gguf_files files;
+    ep_error error;
+    write_text("mod\xc3\xa8le.gguf", "");
+    EXPECT_FAILS(find("", &files, &error), EP_ERR_BAD_FILE, error,
+                 "allowed 1 to 255 printable ASCII characters: rename the file");
+    EXPECT_FAILS(find("/mod\xc3\xa8le.gguf", &files, &error), EP_ERR_BAD_FILE, error,
+                 "allowed 1 to 255 printable ASCII characters: rename the file");
+}
+
 /* A part whose name hides that there are more would be a model without its other layers. */
 Test(gguf, parts_say_which_they_are)
 {
