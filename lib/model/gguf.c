@@ -14,8 +14,9 @@
 #define NAME_BYTES_MAX 128u
 #define DIMENSIONS_MAX 4u
 #define ALIGNMENT_MAX 65536u
-#define ARRAY_KEPT_MAX 1024u                 /* enough for one number per layer */
-#define TENSOR_BYTES_MIN (8 + 1 + 4 + 4 + 8) /* name, number of dimensions, type, offset */
+#define ARRAY_KEPT_MAX 1024u                  /* enough for one number per layer */
+#define ARRAYS_KEPT_MAX (32 * ARRAY_KEPT_MAX) /* of all arrays: a kept number has 40 bytes */
+#define TENSOR_BYTES_MIN (8 + 1 + 4 + 4 + 8)  /* name, number of dimensions, type, offset */
 
 /* Value types. */
 enum { U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64, VALUE_TYPES };
@@ -55,6 +56,7 @@ typedef struct cursor {
     const uint8_t *bytes;
     size_t count;
     size_t at;
+    uint64_t kept; /* numbers of arrays */
     bool is_short;
     ep_error *error;
 } cursor;
@@ -172,7 +174,7 @@ static ep_err take_plain(cursor *c, uint32_t type, json_t **out)
     return err;
 }
 
-/* Skips strings, which are vocabularies, and arrays of very many numbers. */
+/* Skips strings, which are vocabularies, and numbers beyond what is kept. */
 static ep_err skip_array(cursor *c, uint64_t type, uint64_t count)
 {
     const char *text;
@@ -201,12 +203,13 @@ static ep_err take_array(cursor *c, json_t **out)
     if (type >= VALUE_TYPES || type == ARRAY) {
         return bad(c, "the type of an array's values", type, "0..8 and 10..12");
     }
-    if (type == STRING || count > ARRAY_KEPT_MAX) {
+    if (type == STRING || count > ARRAY_KEPT_MAX || c->kept + count > ARRAYS_KEPT_MAX) {
         err = skip_array(c, type, count);
         *out = err == EP_OK ? json_sprintf("(an array of %" PRIu64 ")", count) : NULL;
         return err;
     }
     json_t *array = json_array();
+    c->kept += count;
     for (uint64_t i = 0; err == EP_OK && array != NULL && i < count; i++) {
         json_t *item = NULL;
         err = take_plain(c, (uint32_t)type, &item);

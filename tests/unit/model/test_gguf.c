@@ -249,6 +249,27 @@ Test(gguf, values_that_are_not_kept_stand_there_in_words)
     ep_gguf_head_fini(&got);
 }
 
+/* A head of small arrays must not become many times its bytes in memory. */
+Test(gguf, arrays_beyond_what_is_kept_stand_there_in_words)
+{
+    head h = {.count = 0};
+    ep_gguf_head got;
+    ep_error error;
+    bool is_short;
+    char name[8];
+    begin(&h, 3, 0, 33);
+    for (int i = 0; i < 33; i++) {
+        snprintf(name, sizeof(name), "a%d", i);
+        gguf_put_array(&h, name, U8, 1024);
+        h.count += 1024;
+    }
+    ASSERT_OK(parse_of(&h, padded(h.count), &got, &is_short, &error), error);
+    cr_expect_eq(json_array_size(json_object_get(got.keys, "a31")), 1024u);
+    const char *last = json_string_value(json_object_get(got.keys, "a32"));
+    cr_expect(last != NULL && strcmp(last, "(an array of 1024)") == 0);
+    ep_gguf_head_fini(&got);
+}
+
 Test(gguf, a_head_that_is_cut_is_short_when_the_file_has_more)
 {
     head h;
