@@ -100,11 +100,16 @@ static int compare_order(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
+/* NULL when out of memory. */
 static json_t *entry_json(const ep_named_tensor *named, size_t begin, size_t end)
 {
     json_t *shape = json_array();
     for (uint32_t i = 0; i < named->tensor.rank; i++) {
         json_array_append_new(shape, json_integer(named->tensor.shape[i]));
+    }
+    if (json_array_size(shape) != named->tensor.rank) {
+        json_decref(shape);
+        return NULL;
     }
     return json_pack("{s:s, s:o, s:[I,I]}", "dtype", ep_safetensors_dtype_text(named->tensor.dtype),
                      "shape", shape, "data_offsets", (json_int_t)begin, (json_int_t)end);
@@ -175,7 +180,10 @@ static ep_err encode_header(const json_t *root, char **out_bytes, size_t *out_co
     for (size_t i = 0; i < sizeof(uint64_t); i++) {
         bytes[i] = (char)(unsigned char)((uint64_t)padded >> (8 * i));
     }
-    json_dumpb(root, bytes + sizeof(uint64_t), json_bytes, JSON_COMPACT);
+    if (json_dumpb(root, bytes + sizeof(uint64_t), json_bytes, JSON_COMPACT) != json_bytes) {
+        free(bytes);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to write a header");
+    }
     memset(bytes + sizeof(uint64_t) + json_bytes, ' ', padded - json_bytes);
     *out_bytes = bytes;
     *out_count = sizeof(uint64_t) + padded;

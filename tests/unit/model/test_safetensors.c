@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "model/safetensors.h"
 #include "model/safetensors_writer.h"
+#include "support/json_refusal.h"
 
 TestSuite(safetensors, .init = make_test_dir, .fini = remove_test_dir);
 
@@ -364,6 +365,28 @@ Test(safetensors, writer_refuses_and_leaves_the_old_file)
     cr_assert_arr_eq(old, now, before);
     free(old);
     free(now);
+}
+
+Test(safetensors, no_refused_allocation_changes_what_is_written)
+{
+    uint8_t values[4] = {1, 2, 3, 4};
+    ep_named_tensor named = {"t", ep_tensor_2d(values, EP_DTYPE_U8, 2, 2)};
+    ep_safetensors *file = NULL;
+    ep_error error;
+    do {
+        json_refusal_begin();
+        const ep_err err =
+            ep_safetensors_write(test_path("t.safetensors"), &named, 1, NULL, 0, &error);
+        json_refusal_end();
+        if (err == EP_OK) {
+            ASSERT_OK(ep_safetensors_open_path(test_path("t.safetensors"), NULL, &file, &error),
+                      error);
+            cr_expect_eq(ep_safetensors_at(file, 0)->rank, 2, "allocation %zu", json_refused_at);
+            ep_safetensors_close(file);
+        }
+        unlink(test_path("t.safetensors"));
+    } while (json_refusal_was_reached());
+    cr_expect_gt(json_refused_at, 10);
 }
 
 Test(safetensors, a_write_that_fails_half_way_leaves_nothing_behind)
