@@ -90,23 +90,31 @@ ep_err ep_expert_map_set_layer(ep_expert_map *map, uint32_t layer_id, uint32_t e
     return EP_OK;
 }
 
+/* NULL when out of memory. */
 static json_t *layer_json(const ep_expert_map_layer *layer, uint32_t layer_id)
 {
     json_t *list = json_array();
-    for (uint32_t d = 0; d < layer->devices_count; d++) {
+    bool good = list != NULL;
+    for (uint32_t d = 0; good && d < layer->devices_count; d++) {
         json_t *experts = json_array();
         for (uint32_t i = layer->offsets[d]; i < layer->offsets[d + 1]; i++) {
-            json_array_append_new(experts, json_integer(layer->experts[i]));
+            good = json_array_append_new(experts, json_integer(layer->experts[i])) == 0 && good;
         }
-        json_array_append_new(
-            list, json_pack("{s:I, s:o}", "device_id", (json_int_t)d, "device_expert", experts));
+        json_t *device =
+            json_pack("{s:I, s:o}", "device_id", (json_int_t)d, "device_expert", experts);
+        good = json_array_append_new(list, device) == 0 && good;
     }
-    return json_pack("{s:I, s:I, s:o}", "layer_id", (json_int_t)layer_id, "device_count",
-                     (json_int_t)layer->devices_count, "device_list", list);
+    json_t *whole = json_pack("{s:I, s:I, s:o}", "layer_id", (json_int_t)layer_id, "device_count",
+                              (json_int_t)layer->devices_count, "device_list", list);
+    if (!good) {
+        json_decref(whole);
+        return NULL;
+    }
+    return whole;
 }
 
 /* NULL when out of memory; json_pack then releases its arguments. */
-static char *map_text(const ep_expert_map *map)
+static json_t *map_json(const ep_expert_map *map)
 {
     json_t *list = json_array();
     bool good = list != NULL;
@@ -115,23 +123,27 @@ static char *map_text(const ep_expert_map *map)
     }
     json_t *root = json_pack("{s:I, s:o}", "moe_layer_count", (json_int_t)map->layers_count,
                              "layer_list", list);
-    char *text = good && root != NULL ? json_dumps(root, JSON_COMPACT) : NULL;
-    json_decref(root);
-    return text;
+    if (!good) {
+        json_decref(root);
+        return NULL;
+    }
+    return root;
 }
 
 ep_err ep_expert_map_write_file(const ep_expert_map *map, const char *path, ep_error *out_error)
 {
-    char *text = map_text(map);
+    json_t *root = map_json(map);
     char *part = NULL;
-    if (text == NULL || asprintf(&part, "%s.part", path) < 0) {
-        free(text);
+    if (root == NULL || asprintf(&part, "%s.part", path) < 0) {
+        json_decref(root);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory to write the expert map %s",
                             path);
     }
     ep_err err = EP_OK;
     FILE *out = fopen(part, "we");
-    bool good = out != NULL && fprintf(out, "%s\n", text) >= 0;
+    /* jansson 2.14 does not tell that a key could not be written: the stream does */
+    bool good = out != NULL && json_dumpf(root, out, JSON_COMPACT) == 0 &&
+                fputc('\n', out) != EOF && ferror(out) == 0;
     good = out != NULL && fclose(out) == 0 && good && rename(part, path) == 0;
     if (!good) {
         err = ep_error_set(out_error, EP_ERR_IO, "cannot write the expert map %s: %s", path,
@@ -141,6 +153,6 @@ ep_err ep_expert_map_write_file(const ep_expert_map *map, const char *path, ep_e
         }
     }
     free(part);
-    free(text);
+    json_decref(root);
     return err;
 }

@@ -11,6 +11,7 @@
 
 #include "base/random.h"
 #include "support/expect.h"
+#include "support/json_refusal.h"
 
 static const char good[] = "{\"moe_layer_count\": 2, \"layer_list\": [\n"
                            " {\"layer_id\": 1, \"device_count\": 2, \"device_list\": [\n"
@@ -188,6 +189,30 @@ Test(expert_map, what_is_written_reads_back)
         cr_assert_eq(memcmp(back->layers[l].experts, experts[l], 4 * sizeof(uint32_t)), 0);
     }
     ep_expert_map_destroy(back);
+    ep_expert_map_destroy(map);
+    unlink(path);
+}
+
+Test(expert_map, no_refused_allocation_changes_what_is_written)
+{
+    static const uint32_t offsets[] = {0, 1, 3, 4}, devices[] = {1, 0, 1, 0};
+    char path[] = "/tmp/expert-map-XXXXXX";
+    ep_expert_map *map = NULL, *back = NULL;
+    ep_error error = {0};
+    cr_assert_geq(mkstemp(path), 0);
+    cr_assert_eq(ep_expert_map_create(1, &map, &error), EP_OK);
+    ASSERT_OK(ep_expert_map_set_layer(map, 0, 3, offsets, devices, 2, &error), error);
+    do {
+        json_refusal_begin();
+        const ep_err err = ep_expert_map_write_file(map, path, &error);
+        json_refusal_end();
+        if (err == EP_OK) {
+            ASSERT_OK(ep_expert_map_read_file(path, &back, &error), error);
+            cr_expect_eq(back->layers[0].offsets[2], 4, "allocation %zu", json_refused_at);
+            ep_expert_map_destroy(back);
+        }
+    } while (json_refusal_was_reached());
+    cr_expect_gt(json_refused_at, 10);
     ep_expert_map_destroy(map);
     unlink(path);
 }
