@@ -32,6 +32,30 @@ const ep_checkpoint_entry *ep_checkpoint_entry_find(const ep_checkpoint *checkpo
                    sizeof(checkpoint->entries[0]), compare_name_with);
 }
 
+ep_err ep_checkpoint_missing(const ep_checkpoint *self, const char *name, ep_error *out_error)
+{
+    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
+                        "tensor %.200s: is in none of the checkpoint's %zu files", name,
+                        self->shards_count);
+}
+
+ep_err ep_checkpoint_layer(const ep_checkpoint *self, uint32_t layer,
+                           const ep_layer_shape **out_shape, ep_error *out_error)
+{
+    const ep_model_info *info = &self->config.info;
+    for (uint32_t i = 0; i < info->moe_layers_count; i++) {
+        if (info->moe_layers[i].layer == layer) {
+            *out_shape = &info->moe_layers[i];
+            return EP_OK;
+        }
+    }
+    return ep_error_set(
+        out_error, EP_ERR_INVALID_ARGUMENT,
+        "layer %u is not an MoE layer of this model, allowed %u..%u (%u of %u layers)", layer,
+        info->moe_layers[0].layer, info->moe_layers[info->moe_layers_count - 1].layer,
+        info->moe_layers_count, info->layers_count);
+}
+
 static bool tensor_exists(const char *name, void *arg)
 {
     return ep_checkpoint_entry_find(arg, name) != NULL;
@@ -520,7 +544,7 @@ static ep_layer_formats formats_of(const ep_checkpoint *self, const ep_layer_sha
 {
     ep_expert_plan plan;
     for (uint32_t e = 0; e < shape->experts; e++) {
-        if (ep_expert_plan_make(self, shape, 0, e, &plan, NULL) == EP_OK) {
+        if (ep_expert_plan_make(self, shape, e, &plan, NULL) == EP_OK) {
             return (ep_layer_formats){
                 plan.format, plan.down_format == EP_WEIGHTS_NONE ? plan.format : plan.down_format,
                 EP_WEIGHTS_NONE, EP_WEIGHTS_NONE};
@@ -705,25 +729,12 @@ const ep_model_info *ep_checkpoint_info(const ep_checkpoint *checkpoint)
     return &checkpoint->config.info;
 }
 
-static ep_err find_entry(const ep_checkpoint *checkpoint, const char *name,
-                         const ep_checkpoint_entry **out_entry, ep_error *out_error)
-{
-    *out_entry = ep_checkpoint_entry_find(checkpoint, name);
-    if (*out_entry == NULL) {
-        return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                            "tensor %.200s: is in none of the checkpoint's %zu files", name,
-                            checkpoint->shards_count);
-    }
-    return EP_OK;
-}
-
 ep_err ep_checkpoint_find(const ep_checkpoint *checkpoint, const char *name,
                           ep_tensor_info *out_info, ep_error *out_error)
 {
-    const ep_checkpoint_entry *entry;
-    ep_err err = find_entry(checkpoint, name, &entry, out_error);
-    if (err != EP_OK) {
-        return err;
+    const ep_checkpoint_entry *entry = ep_checkpoint_entry_find(checkpoint, name);
+    if (entry == NULL) {
+        return ep_checkpoint_missing(checkpoint, name, out_error);
     }
     ep_tensor_info info = {
         .name = entry->name,
@@ -741,17 +752,16 @@ ep_err ep_checkpoint_find(const ep_checkpoint *checkpoint, const char *name,
 ep_err ep_checkpoint_read(const ep_checkpoint *checkpoint, const char *name, void *out,
                           size_t bytes, ep_error *out_error)
 {
-    const ep_checkpoint_entry *entry;
-    ep_err err = find_entry(checkpoint, name, &entry, out_error);
-    if (err != EP_OK) {
-        return err;
+    const ep_checkpoint_entry *entry = ep_checkpoint_entry_find(checkpoint, name);
+    if (entry == NULL) {
+        return ep_checkpoint_missing(checkpoint, name, out_error);
     }
     if (bytes != ep_safetensors_tensor_bytes(entry->tensor)) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "tensor %.200s: %zu bytes of room, allowed exactly %zu", name, bytes,
                             ep_safetensors_tensor_bytes(entry->tensor));
     }
-    err = ep_safetensors_read(entry->shard, entry->tensor, 0, out, bytes, out_error);
+    ep_err err = ep_safetensors_read(entry->shard, entry->tensor, 0, out, bytes, out_error);
     return err == EP_OK ? EP_OK : ep_error_prefix(out_error, err, "tensor %.200s", name);
 }
 

@@ -19,37 +19,6 @@
 
 #define READ_PIECE_BYTES ((size_t)1 << 20) /* stays in cache from read to hash */
 
-const ep_layer_shape *ep_checkpoint_layer(const ep_checkpoint *self, uint32_t layer,
-                                          uint32_t *out_shared_inner)
-{
-    const ep_model_info *info = &self->config.info;
-    uint32_t low = 0;
-    uint32_t high = info->moe_layers_count;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (info->moe_layers[middle].layer < layer) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    if (low == info->moe_layers_count || info->moe_layers[low].layer != layer) {
-        return NULL;
-    }
-    *out_shared_inner = info->shared_inner[low];
-    return &info->moe_layers[low];
-}
-
-ep_err ep_checkpoint_layer_error(const ep_checkpoint *self, uint32_t layer, ep_error *out_error)
-{
-    const ep_model_info *info = &self->config.info;
-    return ep_error_set(
-        out_error, EP_ERR_INVALID_ARGUMENT,
-        "layer %u is not an MoE layer of this model, allowed %u..%u (%u of %u layers)", layer,
-        info->moe_layers[0].layer, info->moe_layers[info->moe_layers_count - 1].layer,
-        info->moe_layers_count, info->layers_count);
-}
-
 static ep_err read_hashed(const ep_plan_run *run, uint8_t *out, EVP_MD_CTX *hash,
                           ep_error *out_error)
 {
@@ -78,21 +47,14 @@ static ep_err read_runs(const ep_expert_plan *plan, uint8_t *const *places, uint
                         ep_error *out_error)
 {
     ep_err err = EP_OK;
-    if (out_digest == NULL) {
-        for (int i = 0; err == EP_OK && i < plan->runs_count; i++) {
-            err = read_hashed(&plan->runs[i], places[i], NULL, out_error);
-        }
-        return err;
-    }
-    EVP_MD_CTX *hash = EVP_MD_CTX_new();
-    if (hash == NULL || EVP_DigestInit_ex(hash, EVP_sha256(), NULL) != 1) {
-        EVP_MD_CTX_free(hash);
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "SHA-256 is not available from libcrypto");
+    EVP_MD_CTX *hash = out_digest == NULL ? NULL : EVP_MD_CTX_new();
+    if (out_digest != NULL && (hash == NULL || EVP_DigestInit_ex(hash, EVP_sha256(), NULL) != 1)) {
+        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "SHA-256 is not available from libcrypto");
     }
     for (int i = 0; err == EP_OK && i < plan->runs_count; i++) {
         err = read_hashed(&plan->runs[i], places[i], hash, out_error);
     }
-    if (err == EP_OK && EVP_DigestFinal_ex(hash, out_digest, NULL) != 1) {
+    if (err == EP_OK && hash != NULL && EVP_DigestFinal_ex(hash, out_digest, NULL) != 1) {
         err = ep_error_set(out_error, EP_ERR_INTERNAL, "SHA-256 failed in libcrypto");
     }
     EVP_MD_CTX_free(hash);
@@ -286,18 +248,17 @@ static ep_err plan_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint3
                           const ep_layer_shape **out_shape, ep_expert_plan *out_plan,
                           ep_error *out_error)
 {
-    uint32_t shared_inner = 0;
-    const ep_layer_shape *shape = ep_checkpoint_layer(checkpoint, layer, &shared_inner);
-    if (shape == NULL) {
-        return ep_checkpoint_layer_error(checkpoint, layer, out_error);
+    const ep_err err = ep_checkpoint_layer(checkpoint, layer, out_shape, out_error);
+    if (err != EP_OK) {
+        return err;
     }
+    const ep_layer_shape *shape = *out_shape;
     if (index >= shape->experts + shape->shared_experts) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                             "expert %u of layer %u, allowed 0..%u", index, layer,
                             shape->experts + shape->shared_experts - 1);
     }
-    *out_shape = shape;
-    return ep_expert_plan_make(checkpoint, shape, shared_inner, index, out_plan, out_error);
+    return ep_expert_plan_make(checkpoint, shape, index, out_plan, out_error);
 }
 
 static ep_err name_expert(ep_err err, uint32_t layer, uint32_t index, ep_error *out_error)

@@ -27,11 +27,12 @@ struct ep_checkpoint {
 /* NULL when there is none. */
 const ep_checkpoint_entry *ep_checkpoint_entry_find(const ep_checkpoint *checkpoint,
                                                     const char *name);
-/* NULL when it is no MoE layer; ep_checkpoint_layer_error then gives the error. */
-const ep_layer_shape *ep_checkpoint_layer(const ep_checkpoint *checkpoint, uint32_t layer,
-                                          uint32_t *out_shared_inner);
-ep_err ep_checkpoint_layer_error(const ep_checkpoint *checkpoint, uint32_t layer,
-                                 ep_error *out_error);
+/* NOT_FOUND. */
+ep_err ep_checkpoint_missing(const ep_checkpoint *checkpoint, const char *name,
+                             ep_error *out_error);
+/* INVALID_ARGUMENT when it is no MoE layer. */
+ep_err ep_checkpoint_layer(const ep_checkpoint *checkpoint, uint32_t layer,
+                           const ep_layer_shape **out_shape, ep_error *out_error);
 /* Places count parts in a block of the room, each on its own cache line; the former content is
  * lost. Each size is at most that of a tensor in a checked file. Errors: NO_MEMORY. */
 ep_err ep_expert_parts_place(ep_expert_room *room, uint32_t block, const size_t *bytes,

@@ -7,23 +7,10 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "base/numeric.h"
 #include "model/tensor_check.h"
+#include "moe/convert.h"
 
 #define HASH_ROWS_MAX 16777216
-
-static void widen(const uint8_t *raw, ep_dtype dtype, size_t count, float *out)
-{
-    for (size_t i = 0; i < count; i++) {
-        uint16_t half;
-        if (dtype == EP_DTYPE_F32) {
-            memcpy(&out[i], raw + 4 * i, sizeof(out[i]));
-            continue;
-        }
-        memcpy(&half, raw + 2 * i, sizeof(half));
-        out[i] = dtype == EP_DTYPE_BF16 ? ep_bf16_to_f32(half) : ep_f16_to_f32(half);
-    }
-}
 
 static ep_err read_widened(const ep_checkpoint_entry *entry, float **out_values,
                            ep_error *out_error)
@@ -40,7 +27,7 @@ static ep_err read_widened(const ep_checkpoint_entry *entry, float **out_values,
         err = ep_safetensors_read(entry->shard, entry->tensor, 0, raw, bytes, out_error);
     }
     if (err == EP_OK) {
-        widen(raw, entry->tensor->dtype, count, values);
+        ep_row_widen(raw, entry->tensor->dtype, count, values);
         *out_values = values;
         values = NULL;
     }
@@ -75,9 +62,7 @@ static ep_err missing(const ep_checkpoint *self, spelling_func spell, uint32_t l
 {
     char name[EP_TENSOR_NAME_BYTES] = "(a router's)";
     (void)spell(&self->names, 0, layer, name);
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                        "tensor %s: is in none of the checkpoint's %zu files", name,
-                        self->shards_count);
+    return ep_checkpoint_missing(self, name, out_error);
 }
 
 /* Reads a vector with one number per logit. */
@@ -91,12 +76,12 @@ static ep_err read_vector(const ep_checkpoint_entry *entry, uint32_t count, floa
 ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer,
                                  float **out_weight, float **out_bias, ep_error *out_error)
 {
-    uint32_t shared_inner = 0;
     float *weight = NULL;
     float *bias = NULL;
-    const ep_layer_shape *shape = ep_checkpoint_layer(checkpoint, layer, &shared_inner);
-    if (shape == NULL) {
-        return ep_checkpoint_layer_error(checkpoint, layer, out_error);
+    const ep_layer_shape *shape = NULL;
+    ep_err err = ep_checkpoint_layer(checkpoint, layer, &shape, out_error);
+    if (err != EP_OK) {
+        return err;
     }
     const uint32_t count = logits_count(checkpoint, shape);
     const ep_checkpoint_entry *weight_entry =
@@ -106,8 +91,8 @@ ep_err ep_checkpoint_read_router(const ep_checkpoint *checkpoint, uint32_t layer
     if (weight_entry == NULL) {
         return missing(checkpoint, ep_tensor_name_router, layer, out_error);
     }
-    ep_err err = ep_tensor_check_plain(weight_entry, count, checkpoint->config.info.hidden,
-                                       EP_DTYPE_NONE, out_error);
+    err = ep_tensor_check_plain(weight_entry, count, checkpoint->config.info.hidden, EP_DTYPE_NONE,
+                                out_error);
     if (err == EP_OK) {
         err = read_widened(weight_entry, &weight, out_error);
     }
@@ -210,10 +195,10 @@ ep_err ep_checkpoint_read_gate(const ep_checkpoint *checkpoint, uint32_t layer,
                                ep_checkpoint_gate *out_gate, ep_error *out_error)
 {
     const ep_router_info *router = &checkpoint->config.info.router;
-    uint32_t shared_inner = 0;
-    const ep_layer_shape *shape = ep_checkpoint_layer(checkpoint, layer, &shared_inner);
-    if (shape == NULL) {
-        return ep_checkpoint_layer_error(checkpoint, layer, out_error);
+    const ep_layer_shape *shape = NULL;
+    ep_err err = ep_checkpoint_layer(checkpoint, layer, &shape, out_error);
+    if (err != EP_OK) {
+        return err;
     }
     if (router->why_not[0] != '\0') {
         return ep_error_set(out_error, EP_ERR_UNIMPLEMENTED,
@@ -221,7 +206,7 @@ ep_err ep_checkpoint_read_gate(const ep_checkpoint *checkpoint, uint32_t layer,
                             checkpoint->config.info.model_type, router->why_not);
     }
     ep_checkpoint_gate gate = {.table = NULL};
-    const ep_err err = read_gate_tensors(checkpoint, shape, &gate, out_error);
+    err = read_gate_tensors(checkpoint, shape, &gate, out_error);
     if (err != EP_OK) {
         ep_checkpoint_gate_fini(&gate);
         return err;

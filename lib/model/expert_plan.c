@@ -8,13 +8,7 @@
 
 #include "base/check.h"
 #include "model/tensor_check.h"
-
-static ep_err missing(const ep_checkpoint *self, const char *name, ep_error *out_error)
-{
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND,
-                        "tensor %s: is in none of the checkpoint's %zu files", name,
-                        self->shards_count);
-}
+#include "moe/convert.h"
 
 /* Returns the run's index; the same slab of the same tensor is a single run. */
 static int add_run(ep_expert_plan *plan, const ep_checkpoint_entry *entry, size_t offset,
@@ -274,66 +268,16 @@ static ep_err plan_separate(const naming *n, ep_matrix m, ep_expert_plan *plan, 
     ep_plan_matrix *matrix = &plan->matrices[m];
     const ep_checkpoint_entry *values = find_any(n, m, value_parts, name);
     if (values == NULL) {
-        return missing(n->self, name, out_error);
+        return ep_checkpoint_missing(n->self, name, out_error);
     }
     const bool is_fused = settle_fused(n, m, matrix); /* common scales are not supported */
-    const bool is_plain = ep_tensor_is_float(values->tensor->dtype) || is_fused;
+    const bool is_plain = ep_dtype_is_float(values->tensor->dtype) || is_fused;
     ep_err err = (is_plain ? plan_plain : plan_quantised)(n, m, values, plan, out_error);
     if (err != EP_OK) {
         return err;
     }
     const ep_checkpoint_entry *bias = find_part(n, m, "bias", name);
     return bias == NULL ? EP_OK : plan_bias(bias, matrix->run_rows, plan, &matrix->bias, out_error);
-}
-
-static ep_err plan_separate_all(const naming *n, ep_expert_plan *plan, ep_error *out_error)
-{
-    ep_err err = EP_OK;
-    for (ep_matrix m = 0; err == EP_OK && m < EP_MATRIX_COUNT; m++) {
-        if (plan->matrices[m].present) {
-            err = plan_separate(n, m, plan, out_error);
-        }
-    }
-    return err;
-}
-
-/* Checks shape and type of a stacked tensor of plain values: [E,rows,columns] or, transposed,
- * [E,columns,rows]. */
-static ep_err plan_stacked_plain(const ep_checkpoint_entry *entry, uint64_t experts, uint64_t rows,
-                                 uint64_t columns, bool may_transpose, ep_plan_matrix *matrix,
-                                 ep_error *out_error)
-{
-    matrix->transposed = false;
-    if (!ep_tensor_is_float(entry->tensor->dtype)) {
-        return ep_tensor_type_error(entry, "BF16, F16, F32", out_error);
-    }
-    if (may_transpose && ep_tensor_has_shape(entry, EP_DIMS(experts, columns, rows))) {
-        matrix->transposed = true;
-        return EP_OK;
-    }
-    return ep_tensor_check_shape(entry, EP_DIMS(experts, rows, columns), out_error);
-}
-
-/* The same for experts one after the other: [E rows,columns], and down transposed, [E
- * columns,rows]. */
-static ep_err plan_flat_plain(const ep_checkpoint_entry *entry, uint64_t experts, uint64_t rows,
-                              uint64_t columns, bool is_down, ep_plan_matrix *matrix,
-                              ep_error *out_error)
-{
-    matrix->transposed = is_down;
-    if (!ep_tensor_is_float(entry->tensor->dtype)) {
-        return ep_tensor_type_error(entry, "BF16, F16, F32", out_error);
-    }
-    return is_down ? ep_tensor_check_shape(entry, EP_DIMS(experts * columns, rows), out_error)
-                   : ep_tensor_check_shape(entry, EP_DIMS(experts * rows, columns), out_error);
-}
-
-/* Rows of the run: those of gate and up where they share a tensor. */
-static uint64_t run_rows(const ep_checkpoint *self, const ep_expert_plan *plan, ep_matrix m)
-{
-    bool fused = m != EP_MATRIX_DOWN && ep_tensor_names_fused(&self->names) &&
-                 plan->matrices[EP_MATRIX_GATE].present;
-    return (uint64_t)plan->matrices[m].rows * (fused ? 2 : 1);
 }
 
 /* Plans the four-bit blocks of N7. */
@@ -393,16 +337,11 @@ static ep_err plan_stacked_bias(const naming *n, ep_matrix m, ep_expert_plan *pl
     if (bias == NULL) {
         return EP_OK;
     }
-    if (!ep_tensor_is_float(bias->tensor->dtype) ||
-        (plan->bias_dtype != EP_DTYPE_NONE && bias->tensor->dtype != plan->bias_dtype)) {
-        return ep_tensor_type_error(bias,
-                                    plan->bias_dtype == EP_DTYPE_NONE
-                                        ? "BF16, F16, F32"
-                                        : ep_safetensors_dtype_text(plan->bias_dtype),
-                                    out_error);
+    ep_err err = ep_tensor_check_float(bias, plan->bias_dtype, out_error);
+    if (err == EP_OK) {
+        err = ep_tensor_check_shape(
+            bias, EP_DIMS((uint64_t)n->shape->experts, (uint64_t)matrix->run_rows), out_error);
     }
-    ep_err err = ep_tensor_check_shape(
-        bias, EP_DIMS((uint64_t)n->shape->experts, (uint64_t)matrix->run_rows), out_error);
     if (err == EP_OK) {
         plan->bias_dtype = bias->tensor->dtype;
         matrix->bias = add_slab(plan, bias, n);
@@ -410,56 +349,72 @@ static ep_err plan_stacked_bias(const naming *n, ep_matrix m, ep_expert_plan *pl
     return err;
 }
 
-/* Checks types and shapes of a stacked tensor; sets the matrix's format and layout of rows. */
-static ep_err settle_stacked(const naming *n, ep_matrix m, const ep_checkpoint_entry *values,
-                             ep_plan_matrix *matrix, ep_error *out_error)
+/* Checks type and shape of a stacked tensor of plain values, and sets whether it is transposed:
+ * [E,rows,columns], or [E,columns,rows] where the names allow that; flat [E rows,columns], and down
+ * [E columns,rows]. */
+static ep_err settle_plain(const naming *n, ep_matrix m, const ep_checkpoint_entry *values,
+                           ep_plan_matrix *matrix, ep_error *out_error)
 {
     const ep_tensor_names *names = &n->self->names;
-    const uint64_t experts = n->shape->experts;
-    if (ep_weight_container_of_blocks(values, &matrix->container)) {
-        return ep_tensor_check_shape(values, EP_DIMS(experts, matrix->run_rows, matrix->columns),
-                                     out_error);
-    }
-    if (names->family == EP_NAMES_GGUF && !ep_tensor_is_float(values->tensor->dtype)) {
-        return ep_tensor_type_error(values, "BF16, F16, F32, " EP_BLOCK_TYPES, out_error);
+    const uint64_t experts = n->shape->experts, rows = matrix->rows, columns = matrix->columns;
+    if (!ep_dtype_is_float(values->tensor->dtype)) {
+        return ep_tensor_type_error(
+            values,
+            names->family == EP_NAMES_GGUF ? "BF16, F16, F32, " EP_BLOCK_TYPES : "BF16, F16, F32",
+            out_error);
     }
     matrix->container.format = ep_weight_format_of(values->tensor->dtype);
-    return ep_tensor_names_flat(names)
-               ? plan_flat_plain(values, experts, matrix->rows, matrix->columns,
-                                 m == EP_MATRIX_DOWN, matrix, out_error)
-               : plan_stacked_plain(values, experts, matrix->run_rows, matrix->columns,
-                                    ep_tensor_names_may_transpose(names), matrix, out_error);
+    if (ep_tensor_names_flat(names)) {
+        matrix->transposed = m == EP_MATRIX_DOWN;
+        return matrix->transposed
+                   ? ep_tensor_check_shape(values, EP_DIMS(experts * columns, rows), out_error)
+                   : ep_tensor_check_shape(values, EP_DIMS(experts * rows, columns), out_error);
+    }
+    matrix->transposed = ep_tensor_names_may_transpose(names) &&
+                         ep_tensor_has_shape(values, EP_DIMS(experts, columns, matrix->run_rows));
+    return matrix->transposed ? EP_OK
+                              : ep_tensor_check_shape(
+                                    values, EP_DIMS(experts, matrix->run_rows, columns), out_error);
 }
 
+static ep_err plan_values(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_error *out_error)
+{
+    char name[EP_TENSOR_NAME_BYTES];
+    ep_plan_matrix *matrix = &plan->matrices[m];
+    const ep_checkpoint_entry *values = find_part(n, m, "weight", name);
+    if (values == NULL) {
+        return ep_checkpoint_missing(n->self, name, out_error);
+    }
+    ep_err err =
+        ep_weight_container_of_blocks(values, &matrix->container)
+            ? ep_tensor_check_shape(
+                  values, EP_DIMS(n->shape->experts, matrix->run_rows, matrix->columns), out_error)
+            : settle_plain(n, m, values, matrix, out_error);
+    if (err == EP_OK) {
+        err = settle_format(plan, m, matrix->container.format, values, out_error);
+    }
+    if (err == EP_OK) {
+        matrix->values = add_slab(plan, values, n);
+    }
+    return err;
+}
+
+/* Plans a matrix in a tensor that stacks all experts of the layer. */
 static ep_err plan_stacked(const naming *n, ep_matrix m, ep_expert_plan *plan, ep_error *out_error)
 {
     char name[EP_TENSOR_NAME_BYTES];
     ep_plan_matrix *matrix = &plan->matrices[m];
     const bool alternates = n->self->names.alternates;
-    matrix->run_rows = (uint32_t)run_rows(n->self, plan, m);
-    if (matrix->run_rows != matrix->rows) { /* gate and up in one tensor */
+    if (m != EP_MATRIX_DOWN && plan->matrices[EP_MATRIX_GATE].present &&
+        ep_tensor_names_fused(&n->self->names)) { /* gate and up in one tensor */
+        matrix->run_rows = 2 * matrix->rows;
         matrix->step = alternates ? 2 : 1;
         matrix->first = m == EP_MATRIX_GATE ? 0 : alternates ? 1 : matrix->rows;
     }
     const ep_checkpoint_entry *blocks = find_part(n, m, "blocks", name);
-    ep_err err;
-    if (blocks != NULL) {
-        err = plan_blocks(n, m, blocks, plan, out_error);
-        return err != EP_OK ? err : plan_stacked_bias(n, m, plan, out_error);
-    }
-    const ep_checkpoint_entry *values = find_part(n, m, "weight", name);
-    if (values == NULL) {
-        return missing(n->self, name, out_error);
-    }
-    err = settle_stacked(n, m, values, matrix, out_error);
-    if (err == EP_OK) {
-        err = settle_format(plan, m, matrix->container.format, values, out_error);
-    }
-    if (err != EP_OK) {
-        return err;
-    }
-    matrix->values = add_slab(plan, values, n);
-    return plan_stacked_bias(n, m, plan, out_error);
+    const ep_err err = blocks != NULL ? plan_blocks(n, m, blocks, plan, out_error)
+                                      : plan_values(n, m, plan, out_error);
+    return err == EP_OK ? plan_stacked_bias(n, m, plan, out_error) : err;
 }
 
 /*
@@ -492,20 +447,6 @@ static ep_err settle_transposed(const naming *n, ep_expert_plan *plan, ep_error 
         plan->matrices[m].transposed = transposed;
     }
     return EP_OK;
-}
-
-static ep_err plan_stacked_all(const naming *n, ep_expert_plan *plan, ep_error *out_error)
-{
-    ep_err err = EP_OK;
-    for (ep_matrix m = 0; err == EP_OK && m < EP_MATRIX_COUNT; m++) {
-        if (plan->matrices[m].present) {
-            err = plan_stacked(n, m, plan, out_error);
-        }
-    }
-    bool plain = ep_weight_format_is_float(plan->format);
-    return err == EP_OK && plain && ep_tensor_names_may_transpose(&n->self->names)
-               ? settle_transposed(n, plan, out_error)
-               : err;
 }
 
 /* All matrices of an expert must have biases, or none. */
@@ -648,13 +589,14 @@ static ep_err refuse_all_unread(const naming *n, const ep_expert_plan *plan, ep_
 }
 
 ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape *shape,
-                           uint32_t shared_inner, uint32_t index, ep_expert_plan *out_plan,
-                           ep_error *out_error)
+                           uint32_t index, ep_expert_plan *out_plan, ep_error *out_error)
 {
+    const ep_model_info *info = &checkpoint->config.info;
     const bool is_shared = index >= shape->experts;
     naming n = {.self = checkpoint, .shape = shape, .index = index};
-    *out_plan =
-        (ep_expert_plan){.inner = is_shared ? shared_inner : shape->inner, .shared_gate = -1};
+    *out_plan = (ep_expert_plan){.inner = is_shared ? info->shared_inner[shape - info->moe_layers]
+                                                    : shape->inner,
+                                 .shared_gate = -1};
     for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
         bool is_down = m == EP_MATRIX_DOWN;
         out_plan->matrices[m] = (ep_plan_matrix){
@@ -672,12 +614,17 @@ ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape
         };
         out_plan->matrices[m].run_rows = out_plan->matrices[m].rows;
     }
-    ep_err err;
-    if (!is_shared && ep_tensor_names_stacked(&checkpoint->names)) {
-        err = plan_stacked_all(&n, out_plan, out_error);
-    } else {
-        n.spelling = is_shared ? shared_spelling(n) : 0;
-        err = plan_separate_all(&n, out_plan, out_error);
+    const bool is_stacked = !is_shared && ep_tensor_names_stacked(&checkpoint->names);
+    ep_err err = EP_OK;
+    n.spelling = is_shared ? shared_spelling(n) : 0;
+    for (ep_matrix m = 0; err == EP_OK && m < EP_MATRIX_COUNT; m++) {
+        if (out_plan->matrices[m].present) {
+            err = (is_stacked ? plan_stacked : plan_separate)(&n, m, out_plan, out_error);
+        }
+    }
+    if (err == EP_OK && is_stacked && ep_weight_format_is_float(out_plan->format) &&
+        ep_tensor_names_may_transpose(&checkpoint->names)) {
+        err = settle_transposed(&n, out_plan, out_error);
     }
     err = err == EP_OK ? check_biases(&n, out_plan, out_error) : err;
     if (err == EP_OK && is_shared) {

@@ -58,12 +58,11 @@ typedef struct ep_expert_plan {
 } ep_expert_plan;
 
 /*
- * Plans expert index ([0,E) routed, [E,E+S) shared) of a layer. shared_inner: I of the shared
- * expert. Errors: NOT_FOUND (tensor named), BAD_FILE (file, tensor, dtype or shape, allowed),
+ * Plans expert index ([0,E) routed, [E,E+S) shared) of a layer; shape is of the checkpoint's own
+ * list. Errors: NOT_FOUND (tensor named), BAD_FILE (file, tensor, dtype or shape, allowed),
  * UNIMPLEMENTED.
  */
 ep_err ep_expert_plan_make(const ep_checkpoint *checkpoint, const ep_layer_shape *shape,
-                           uint32_t shared_inner, uint32_t index, ep_expert_plan *out_plan,
-                           ep_error *out_error);
+                           uint32_t index, ep_expert_plan *out_plan, ep_error *out_error);
 
 #endif

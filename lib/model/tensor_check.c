@@ -5,12 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SHAPE_TEXT_BYTES (EP_TENSOR_RANK_MAX * 21 + 3)
+#include "moe/convert.h"
 
-bool ep_tensor_is_float(ep_dtype dtype)
-{
-    return dtype == EP_DTYPE_BF16 || dtype == EP_DTYPE_F16 || dtype == EP_DTYPE_F32;
-}
+#define SHAPE_TEXT_BYTES (EP_TENSOR_RANK_MAX * 21 + 3)
 
 bool ep_tensor_has_type(const ep_checkpoint_entry *entry, const char *text)
 {
@@ -64,14 +61,24 @@ ep_err ep_tensor_type_error(const ep_checkpoint_entry *entry, const char *allowe
                         allowed);
 }
 
+ep_err ep_tensor_check_float(const ep_checkpoint_entry *entry, ep_dtype dtype, ep_error *out_error)
+{
+    const bool is_any = dtype == EP_DTYPE_NONE;
+    const bool is_good =
+        is_any ? ep_dtype_is_float(entry->tensor->dtype) : entry->tensor->dtype == dtype;
+    return is_good
+               ? EP_OK
+               : ep_tensor_type_error(entry,
+                                      is_any ? "BF16, F16, F32" : ep_safetensors_dtype_text(dtype),
+                                      out_error);
+}
+
 ep_err ep_tensor_check_plain(const ep_checkpoint_entry *entry, uint64_t rows, uint64_t columns,
                              ep_dtype dtype, ep_error *out_error)
 {
-    if (!ep_tensor_is_float(entry->tensor->dtype) ||
-        (dtype != EP_DTYPE_NONE && entry->tensor->dtype != dtype)) {
-        return ep_tensor_type_error(
-            entry, dtype == EP_DTYPE_NONE ? "BF16, F16, F32" : ep_safetensors_dtype_text(dtype),
-            out_error);
+    const ep_err err = ep_tensor_check_float(entry, dtype, out_error);
+    if (err != EP_OK) {
+        return err;
     }
     if (rows != 0) {
         return ep_tensor_check_shape(entry, EP_DIMS(rows, columns), out_error);
