@@ -91,6 +91,18 @@ static void hex16(const uint8_t *digest, char out[17])
     }
 }
 
+/* Takes the text of the config, which was read from `name`. */
+static ep_err take_config(ep_checkpoint *self, const char *name, const char *text, size_t count,
+                          uint8_t out_digest[EP_SHA256_BYTES], ep_error *out_error)
+{
+    ep_err err = ep_model_config_parse(name, text, count, &self->config, out_error);
+    err = err == EP_OK ? sha256(text, count, out_digest, out_error) : err;
+    if (err == EP_OK) {
+        hex16(out_digest, self->config.info.config_hash);
+    }
+    return err;
+}
+
 static ep_err load_config(ep_checkpoint *self, const ep_model_dir *dir,
                           uint8_t out_digest[EP_SHA256_BYTES], ep_error *out_error)
 {
@@ -98,51 +110,59 @@ static ep_err load_config(ep_checkpoint *self, const ep_model_dir *dir,
     size_t count = 0;
     ep_err err = read_text(self, dir, EP_MODEL_CONFIG_NAME, EP_MODEL_CONFIG_BYTES_MAX, &text,
                            &count, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = ep_model_config_parse(EP_MODEL_CONFIG_NAME, text, count, &self->config, out_error);
-    if (err == EP_OK) {
-        err = sha256(text, count, out_digest, out_error);
-    }
+    err = err == EP_OK ? take_config(self, EP_MODEL_CONFIG_NAME, text, count, out_digest, out_error)
+                       : err;
     free(text);
-    if (err == EP_OK) {
-        hex16(out_digest, self->config.info.config_hash);
-    }
     return err;
+}
+
+/* Reads the first file's keys instead of a config.json. */
+static ep_err load_gguf_config(ep_checkpoint *self, uint8_t out_digest[EP_SHA256_BYTES],
+                               ep_error *out_error)
+{
+    char *text = NULL;
+    const char *name = ep_safetensors_name(self->shards[0]);
+    ep_err err = ep_gguf_config(name, ep_safetensors_keys(self->shards[0]), &text, out_error);
+    err = err == EP_OK ? take_config(self, name, text, strlen(text), out_digest, out_error) : err;
+    free(text);
+    return err;
+}
+
+static ep_err make_shards(ep_checkpoint *self, size_t count, ep_error *out_error)
+{
+    self->shards = calloc(count, sizeof(self->shards[0]));
+    return self->shards != NULL
+               ? EP_OK
+               : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu files", count);
+}
+
+static ep_err make_entries(ep_checkpoint *self, size_t count, ep_error *out_error)
+{
+    self->entries = calloc(count > 0 ? count : 1, sizeof(self->entries[0]));
+    return self->entries != NULL
+               ? EP_OK
+               : ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu tensors", count);
 }
 
 static ep_err open_shards(ep_checkpoint *self, const ep_model_dir *dir, const ep_shard_index *index,
                           ep_error *out_error)
 {
-    self->shards = calloc(index->shards_count, sizeof(self->shards[0]));
-    if (self->shards == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu files",
-                            index->shards_count);
+    ep_err err = make_shards(self, index->shards_count, out_error);
+    for (size_t i = 0; err == EP_OK && i < index->shards_count; i++) {
+        err = ep_safetensors_open(dir, index->shards[i], NULL, &self->shards[i], out_error);
+        self->shards_count += err == EP_OK ? 1 : 0;
     }
-    for (size_t i = 0; i < index->shards_count; i++) {
-        ep_err err = ep_safetensors_open(dir, index->shards[i], NULL, &self->shards[i], out_error);
-        if (err == EP_ERR_NOT_FOUND) {
-            return ep_error_prefix(out_error, err, "%s names a file that is missing",
-                                   EP_SHARD_INDEX_NAME);
-        }
-        if (err != EP_OK) {
-            return err;
-        }
-        self->shards_count++;
-    }
-    return EP_OK;
+    return err == EP_ERR_NOT_FOUND
+               ? ep_error_prefix(out_error, err, "%s names a file that is missing",
+                                 EP_SHARD_INDEX_NAME)
+               : err;
 }
 
 /* Takes the tensors that the index lists; each must be in the header of its file. */
 static ep_err collect_indexed(ep_checkpoint *self, const ep_shard_index *index, ep_error *out_error)
 {
-    self->entries = calloc(index->entries_count, sizeof(self->entries[0]));
-    if (self->entries == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu tensors",
-                            index->entries_count);
-    }
-    for (size_t i = 0; i < index->entries_count; i++) {
+    const ep_err err = make_entries(self, index->entries_count, out_error);
+    for (size_t i = 0; err == EP_OK && i < index->entries_count; i++) {
         const ep_shard_entry *named = &index->entries[i];
         const ep_safetensors *shard = self->shards[named->shard];
         const ep_safetensors_tensor *tensor = ep_safetensors_find(shard, named->tensor);
@@ -153,7 +173,7 @@ static ep_err collect_indexed(ep_checkpoint *self, const ep_shard_index *index, 
         }
         self->entries[self->entries_count++] = (ep_checkpoint_entry){tensor->name, shard, tensor};
     }
-    return EP_OK;
+    return err;
 }
 
 static ep_err load_sharded(ep_checkpoint *self, const ep_model_dir *dir, ep_error *out_error)
@@ -168,62 +188,9 @@ static ep_err load_sharded(ep_checkpoint *self, const ep_model_dir *dir, ep_erro
     }
     err = ep_shard_index_parse(EP_SHARD_INDEX_NAME, text, count, &index, out_error);
     free(text);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = open_shards(self, dir, &index, out_error);
-    if (err == EP_OK) {
-        err = collect_indexed(self, &index, out_error);
-    }
+    err = err == EP_OK ? open_shards(self, dir, &index, out_error) : err;
+    err = err == EP_OK ? collect_indexed(self, &index, out_error) : err;
     ep_shard_index_fini(&index);
-    return err;
-}
-
-static ep_err load_single(ep_checkpoint *self, const ep_model_dir *dir, ep_error *out_error)
-{
-    self->shards = calloc(1, sizeof(self->shards[0]));
-    if (self->shards == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "allocation failed");
-    }
-    ep_err err = ep_safetensors_open(dir, SINGLE_FILE_NAME, NULL, &self->shards[0], out_error);
-    if (err == EP_ERR_NOT_FOUND) {
-        return ep_error_set(out_error, err, "neither %s nor %s is in %.300s", EP_SHARD_INDEX_NAME,
-                            SINGLE_FILE_NAME, dir->path);
-    }
-    if (err != EP_OK) {
-        return err;
-    }
-    self->shards_count = 1;
-    size_t count = ep_safetensors_count(self->shards[0]);
-    self->entries = calloc(count > 0 ? count : 1, sizeof(self->entries[0]));
-    if (self->entries == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu tensors", count);
-    }
-    for (size_t i = 0; i < count; i++) { /* already sorted by name */
-        const ep_safetensors_tensor *tensor = ep_safetensors_at(self->shards[0], i);
-        self->entries[self->entries_count++] =
-            (ep_checkpoint_entry){tensor->name, self->shards[0], tensor};
-    }
-    return EP_OK;
-}
-
-/* Reads the first file's keys instead of a config.json. */
-static ep_err load_gguf_config(ep_checkpoint *self, uint8_t out_digest[EP_SHA256_BYTES],
-                               ep_error *out_error)
-{
-    char *text = NULL;
-    const char *name = ep_safetensors_name(self->shards[0]);
-    ep_err err = ep_gguf_config(name, ep_safetensors_keys(self->shards[0]), &text, out_error);
-    if (err == EP_OK) {
-        err = ep_model_config_parse(name, text, strlen(text), &self->config, out_error);
-    }
-    if (err == EP_OK) {
-        err = sha256(text, strlen(text), out_digest, out_error);
-    }
-    free(text);
-    if (err == EP_OK) {
-        hex16(out_digest, self->config.info.config_hash);
-    }
     return err;
 }
 
@@ -239,9 +206,9 @@ static ep_err collect_all(ep_checkpoint *self, ep_error *out_error)
     for (size_t i = 0; i < self->shards_count; i++) {
         count += ep_safetensors_count(self->shards[i]);
     }
-    self->entries = calloc(count > 0 ? count : 1, sizeof(self->entries[0]));
-    if (self->entries == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu tensors", count);
+    const ep_err err = make_entries(self, count, out_error);
+    if (err != EP_OK) {
+        return err;
     }
     for (size_t i = 0; i < self->shards_count; i++) {
         for (size_t t = 0; t < ep_safetensors_count(self->shards[i]); t++) {
@@ -261,14 +228,24 @@ static ep_err collect_all(ep_checkpoint *self, ep_error *out_error)
     return EP_OK;
 }
 
+static ep_err load_single(ep_checkpoint *self, const ep_model_dir *dir, ep_error *out_error)
+{
+    ep_err err = make_shards(self, 1, out_error);
+    if (err == EP_OK) {
+        err = ep_safetensors_open(dir, SINGLE_FILE_NAME, NULL, &self->shards[0], out_error);
+    }
+    if (err == EP_ERR_NOT_FOUND) {
+        return ep_error_set(out_error, err, "neither %s nor %s is in %.300s", EP_SHARD_INDEX_NAME,
+                            SINGLE_FILE_NAME, dir->path);
+    }
+    self->shards_count = err == EP_OK ? 1 : 0;
+    return err == EP_OK ? collect_all(self, out_error) : err;
+}
+
 static ep_err load_gguf(ep_checkpoint *self, const ep_model_dir *dir, const ep_gguf_files *files,
                         uint8_t out_digest[EP_SHA256_BYTES], ep_error *out_error)
 {
-    ep_err err = EP_OK;
-    self->shards = calloc(files->count, sizeof(self->shards[0]));
-    if (self->shards == NULL) {
-        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %u files", files->count);
-    }
+    ep_err err = make_shards(self, files->count, out_error);
     for (uint32_t i = 0; err == EP_OK && i < files->count; i++) {
         char name[EP_MODEL_FILE_NAME_BYTES];
         ep_gguf_files_name(files, i, name);
@@ -622,29 +599,15 @@ static ep_err load(ep_checkpoint *self, const ep_model_dir *dir, const ep_gguf_f
             self->config.type != NULL && (self->config.type->marks & EP_TYPE_ALTERNATES);
         err = ep_tensor_names_probe(&self->config.info, tensor_exists, self, alternates,
                                     &self->names, out_error);
-    }
-    if (err == EP_OK) {
         self->config.info.names = self->names.family;
-        err = settle_layers(self, out_error);
     }
-    if (err == EP_OK) {
-        err = check_beside(self, out_error);
-    }
-    if (err == EP_OK) {
-        err = apply_latent_width(self, out_error);
-    }
-    if (err == EP_OK) {
-        err = settle_gate(self, out_error);
-    }
-    if (err == EP_OK) {
-        err = check_against_tensors(self, out_error);
-    }
-    if (err == EP_OK) {
-        err = infer_formats(self, out_error);
-    }
-    if (err == EP_OK) {
-        err = hash_version(self, config_digest, out_error);
-    }
+    err = err == EP_OK ? settle_layers(self, out_error) : err;
+    err = err == EP_OK ? check_beside(self, out_error) : err;
+    err = err == EP_OK ? apply_latent_width(self, out_error) : err;
+    err = err == EP_OK ? settle_gate(self, out_error) : err;
+    err = err == EP_OK ? check_against_tensors(self, out_error) : err;
+    err = err == EP_OK ? infer_formats(self, out_error) : err;
+    err = err == EP_OK ? hash_version(self, config_digest, out_error) : err;
     return err;
 }
 
