@@ -76,38 +76,40 @@ static void fail_missing(ep_config_reader *reader, const char *const *keys, uint
                    keys[1] != NULL ? ")" : "", min, max);
 }
 
-static bool in_range(const json_t *value, uint32_t min, uint32_t max)
+/* Returns min after an error. */
+static uint32_t take_u32(ep_config_reader *reader, const char *name, const json_t *value,
+                         uint32_t min, uint32_t max)
 {
-    return json_is_integer(value) && json_integer_value(value) >= (json_int_t)min &&
-           json_integer_value(value) <= (json_int_t)max;
+    char text[EP_JSON_TEXT_BYTES];
+    const json_int_t number = json_integer_value(value);
+    if (json_is_integer(value) && number >= (json_int_t)min && number <= (json_int_t)max) {
+        return (uint32_t)number;
+    }
+    ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed %s%u..%u", name,
+                   ep_json_describe(value, text), json_is_integer(value) ? "" : "an integer ", min,
+                   max);
+    return min;
 }
 
 uint32_t ep_config_u32(ep_config_reader *reader, const char *const *keys, uint32_t min,
                        uint32_t max, uint32_t fallback)
 {
-    char text[EP_JSON_TEXT_BYTES];
     const char *key = NULL;
-    json_t *value = ep_config_find(reader, keys, &key);
-    if (value == NULL) {
-        if (fallback == EP_CONFIG_REQUIRED) {
-            fail_missing(reader, keys, min, max);
-            return min;
-        }
-        return fallback;
+    const json_t *value = ep_config_find(reader, keys, &key);
+    if (value != NULL) {
+        return take_u32(reader, key, value, min, max);
     }
-    if (!in_range(value, min, max)) {
-        ep_config_fail(reader, EP_ERR_BAD_FILE, "%s is %s, allowed %s%u..%u", key,
-                       ep_json_describe(value, text), json_is_integer(value) ? "" : "an integer ",
-                       min, max);
+    if (fallback == EP_CONFIG_REQUIRED) {
+        fail_missing(reader, keys, min, max);
         return min;
     }
-    return (uint32_t)json_integer_value(value);
+    return fallback;
 }
 
 void ep_config_u32_per_layer(ep_config_reader *reader, const char *const *keys, uint32_t min,
                              uint32_t max, uint32_t fallback, uint32_t *out, uint32_t layers_count)
 {
-    char text[EP_JSON_TEXT_BYTES];
+    char name[64];
     const char *key = NULL;
     json_t *value = ep_config_find(reader, keys, &key);
     if (!json_is_array(value)) {
@@ -123,14 +125,8 @@ void ep_config_u32_per_layer(ep_config_reader *reader, const char *const *keys, 
     }
     for (uint32_t i = 0; i < layers_count; i++) {
         const json_t *item = json_array_get(value, i);
-        out[i] = min;
-        if (item != NULL && in_range(item, min, max)) {
-            out[i] = (uint32_t)json_integer_value(item);
-        } else if (item != NULL) {
-            ep_config_fail(reader, EP_ERR_BAD_FILE, "%s[%u] is %s, allowed %s%u..%u", key, i,
-                           ep_json_describe(item, text), json_is_integer(item) ? "" : "an integer ",
-                           min, max);
-        }
+        snprintf(name, sizeof(name), "%s[%u]", key, i);
+        out[i] = item == NULL ? min : take_u32(reader, name, item, min, max);
     }
 }
 

@@ -24,12 +24,11 @@
 
 /* Values for each layer, as config.json states them. */
 typedef struct layer_values {
-    uint32_t *experts;
-    uint32_t *top_k;
-    uint32_t *inner;
-    uint32_t *shared_count;
-    uint32_t *shared_inner; /* if stated separately; otherwise 0 */
-    void *storage;
+    uint32_t experts[EP_MODEL_LAYERS_MAX];
+    uint32_t top_k[EP_MODEL_LAYERS_MAX];
+    uint32_t inner[EP_MODEL_LAYERS_MAX];
+    uint32_t shared_count[EP_MODEL_LAYERS_MAX];
+    uint32_t shared_inner[EP_MODEL_LAYERS_MAX]; /* if stated separately; otherwise 0 */
 } layer_values;
 
 /* The marks of a type's row; 0 without a row. */
@@ -316,21 +315,6 @@ static void read_dense_part(ep_config_reader *reader, json_t *root, const ep_mod
     reader->err = rope.err;
 }
 
-static ep_err allocate_values(uint32_t layers, layer_values *values)
-{
-    uint32_t *words = calloc(layers, 5 * sizeof(uint32_t));
-    if (words == NULL) {
-        return EP_ERR_NO_MEMORY;
-    }
-    values->storage = words;
-    values->experts = words;
-    values->top_k = words + layers;
-    values->inner = words + 2 * (size_t)layers;
-    values->shared_count = words + 3 * (size_t)layers;
-    values->shared_inner = words + 4 * (size_t)layers;
-    return EP_OK;
-}
-
 /* Widths of shared experts by the type's marks, where no key states them. */
 static void settle_shared(const ep_config_reader *reader, const char *const *count_keys,
                           uint32_t marks, uint32_t layers, layer_values *values)
@@ -429,15 +413,14 @@ static void fill_layer(ep_config_reader *reader, const layer_values *values, uin
 static void read_layers(ep_config_reader *reader, const ep_model_type *type,
                         ep_model_config *config)
 {
-    layer_values values = {0};
+    layer_values values;
     ep_model_info *info = &config->info;
     uint32_t layers = info->layers_count;
 
     info->moe_layers = calloc(layers, sizeof(info->moe_layers[0]));
     info->shared_inner = calloc(layers, sizeof(info->shared_inner[0]));
     info->numbers = calloc(layers, sizeof(info->numbers[0]));
-    if (info->moe_layers == NULL || info->shared_inner == NULL || info->numbers == NULL ||
-        allocate_values(layers, &values) != EP_OK) {
+    if (info->moe_layers == NULL || info->shared_inner == NULL || info->numbers == NULL) {
         ep_config_fail(reader, EP_ERR_NO_MEMORY, "no memory for %u layers", layers);
         return;
     }
@@ -450,7 +433,6 @@ static void read_layers(ep_config_reader *reader, const ep_model_type *type,
             info->moe_layers_count++;
         }
     }
-    free(values.storage);
     if (info->moe_layers_count == 0) {
         ep_config_fail(reader, EP_ERR_BAD_FILE,
                        "num_hidden_layers is %u and none is an MoE layer (%s), allowed at least 1",
