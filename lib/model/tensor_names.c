@@ -320,30 +320,9 @@ void ep_tensor_name_shared_gate(const ep_tensor_names *names, uint32_t layer,
     layer_name(names, layer, table(names)->shared_gate, out_name);
 }
 
-bool ep_tensor_name_router(const ep_tensor_names *names, uint32_t spelling, uint32_t layer,
-                           char out_name[EP_TENSOR_NAME_BYTES])
-{
-    const family_names *t = table(names);
-    if (spelling >= OTHERS_MAX || t->routers[spelling] == NULL) {
-        return false;
-    }
-    layer_name(names, layer, t->routers[spelling], out_name);
-    return true;
-}
-
-bool ep_tensor_name_router_bias(const ep_tensor_names *names, uint32_t spelling, uint32_t layer,
-                                char out_name[EP_TENSOR_NAME_BYTES])
-{
-    const family_names *t = table(names);
-    if (spelling >= OTHERS_MAX || t->router_biases[spelling] == NULL) {
-        return false;
-    }
-    layer_name(names, layer, t->router_biases[spelling], out_name);
-    return true;
-}
-
-static bool single_name(const ep_tensor_names *names, const char *tail, uint32_t layer,
-                        char *out_name)
+/* False without a tail. */
+static bool tail_name(const ep_tensor_names *names, const char *tail, uint32_t layer,
+                      char *out_name)
 {
     if (tail != NULL) {
         layer_name(names, layer, tail, out_name);
@@ -351,16 +330,30 @@ static bool single_name(const ep_tensor_names *names, const char *tail, uint32_t
     return tail != NULL;
 }
 
+bool ep_tensor_name_router(const ep_tensor_names *names, uint32_t spelling, uint32_t layer,
+                           char out_name[EP_TENSOR_NAME_BYTES])
+{
+    return tail_name(names, spelling < OTHERS_MAX ? table(names)->routers[spelling] : NULL, layer,
+                     out_name);
+}
+
+bool ep_tensor_name_router_bias(const ep_tensor_names *names, uint32_t spelling, uint32_t layer,
+                                char out_name[EP_TENSOR_NAME_BYTES])
+{
+    return tail_name(names, spelling < OTHERS_MAX ? table(names)->router_biases[spelling] : NULL,
+                     layer, out_name);
+}
+
 bool ep_tensor_name_router_factors(const ep_tensor_names *names, uint32_t layer,
                                    char out_name[EP_TENSOR_NAME_BYTES])
 {
-    return single_name(names, table(names)->router_factors, layer, out_name);
+    return tail_name(names, table(names)->router_factors, layer, out_name);
 }
 
 bool ep_tensor_name_router_table(const ep_tensor_names *names, uint32_t layer,
                                  char out_name[EP_TENSOR_NAME_BYTES])
 {
-    return single_name(names, table(names)->router_table, layer, out_name);
+    return tail_name(names, table(names)->router_table, layer, out_name);
 }
 
 /* ---- the role of a tensor ---- */

@@ -29,9 +29,9 @@ static ep_err refuse(const ep_checkpoint_entry *entry, const char *why, uint32_t
                         ep_safetensors_name(entry->shard), entry->name, why, value, allowed);
 }
 
-static ep_err missing_beside(const matrix *m, const char *what, ep_error *out_error)
+static ep_err missing_beside(const matrix *m, const char *what)
 {
-    return ep_error_set(out_error, EP_ERR_NOT_FOUND, "%s: tensor %.200s: %s",
+    return ep_error_set(m->error, EP_ERR_NOT_FOUND, "%s: tensor %.200s: %s",
                         ep_safetensors_name(m->t->values->shard), m->t->values->name, what);
 }
 
@@ -153,8 +153,7 @@ static ep_err integer_scales(const matrix *m, ep_scale_layout *out_layout, uint3
     }
     if (m->quant->asymmetric && m->t->zeros == NULL) {
         return missing_beside(
-            m, "has no zero points, which the config says it has: weight_zero_point is missing",
-            m->error);
+            m, "has no zero points, which the config says it has: weight_zero_point is missing");
     }
     *out_layout = layout_of_groups(m, kind, group, groups, false);
     *out_group = group;
@@ -327,16 +326,13 @@ static ep_err make_e2m1(const matrix *m, ep_weight_container *c)
     }
     err = err != EP_OK ? err : ep_tensor_check_shape(scales, EP_DIMS(m->rows, groups), m->error);
     if (err == EP_OK && is_nv && m->t->factor == NULL) {
-        err = missing_beside(m,
-                             "has no scale of the whole matrix: neither weight_global_scale nor "
-                             "weight_scale_2 is there",
-                             m->error);
+        err = missing_beside(m, "has no scale of the whole matrix: neither weight_global_scale nor "
+                                "weight_scale_2 is there");
     }
-    if (err == EP_OK && is_nv &&
-        !(ep_tensor_has_type(m->t->factor, "F32") && is_one(m->t->factor))) {
-        err = !ep_tensor_has_type(m->t->factor, "F32")
-                  ? ep_tensor_type_error(m->t->factor, "F32", m->error)
-                  : ep_tensor_shape_error(m->t->factor, EP_DIMS(1), m->error);
+    if (err == EP_OK && is_nv && !ep_tensor_has_type(m->t->factor, "F32")) {
+        err = ep_tensor_type_error(m->t->factor, "F32", m->error);
+    } else if (err == EP_OK && is_nv && !is_one(m->t->factor)) {
+        err = ep_tensor_shape_error(m->t->factor, EP_DIMS(1), m->error);
     }
     c->format = is_nv ? EP_WEIGHTS_NVFP4 : EP_WEIGHTS_MXFP4;
     c->scales = layout_of_groups(m, kind, group, groups, false);
@@ -393,7 +389,7 @@ static ep_err make_words(const matrix *m, ep_weight_container *c)
     }
     c->scales = layout_of_groups(m, kind, group, groups, true);
     if (zeros == NULL) {
-        return missing_beside(m, "has no zero points: qzeros is missing", m->error);
+        return missing_beside(m, "has no zero points: qzeros is missing");
     }
     c->zeros = is_awq ? EP_ZEROS_AWQ : EP_ZEROS_GPTQ;
     c->zero_bias = (words == EP_QUANT_WORDS_GPTQ ? 1 : 0) - (1 << (c->bits - 1));
@@ -432,47 +428,29 @@ ep_err ep_weight_container_make(const ep_quant_config *quant, const ep_weight_te
 {
     const matrix m = {quant, tensors, rows, columns, out_error};
     const ep_checkpoint_entry *values = tensors->values;
-    ep_weight_container c = {.packing = EP_PACKING_ROWS};
-    ep_err err;
-    if (ep_weight_container_of_blocks(values, &c)) {
-        err = ep_tensor_check_shape(values, EP_DIMS(rows, columns), out_error);
-        if (err == EP_OK) {
-            *out_container = c;
-        }
-        return err;
+    const bool is_f8 = ep_tensor_has_type(values, "F8_E4M3");
+    const bool is_int8 = ep_tensor_has_type(values, "I8");
+    const bool is_int32 = ep_tensor_has_type(values, "I32");
+    if (ep_weight_container_of_blocks(values, out_container)) {
+        return ep_tensor_check_shape(values, EP_DIMS(rows, columns), out_error);
     }
-    if (tensors->scales == NULL && !ep_tensor_has_type(values, "F8_E4M3") &&
-        !ep_tensor_has_type(values, "I8") && !ep_tensor_has_type(values, "U8") &&
-        !ep_tensor_has_type(values, "I32")) {
+    *out_container = (ep_weight_container){.packing = EP_PACKING_ROWS};
+    if (tensors->scales != NULL && tensors->are_words) {
+        return make_words(&m, out_container);
+    }
+    if (!is_f8 && !is_int8 && !is_int32 && !ep_tensor_has_type(values, "U8")) {
         return ep_tensor_type_error(values, VALUE_TYPES, out_error);
     }
     if (tensors->scales == NULL) {
         return missing_beside(
-            &m, "has no scales: none of weight_scale_inv, weight_scale, scale, scales is there",
-            out_error);
+            &m, "has no scales: none of weight_scale_inv, weight_scale, scale, scales is there");
     }
-    if (tensors->are_words) {
-        err = make_words(&m, &c);
-        if (err == EP_OK) {
-            *out_container = c;
-        }
-        return err;
+    if (is_f8) {
+        const ep_err err = ep_tensor_check_shape(values, EP_DIMS(rows, columns), out_error);
+        return err == EP_OK ? make_f8(&m, out_container) : err;
     }
-    if (ep_tensor_has_type(values, "F8_E4M3")) {
-        err = ep_tensor_check_shape(values, EP_DIMS(rows, columns), out_error);
-        err = err != EP_OK ? err : make_f8(&m, &c);
-    } else if (ep_tensor_has_type(values, "I8") &&
-               ep_tensor_has_shape(values, EP_DIMS(rows, columns))) {
-        err = make_int8(&m, &c);
-    } else if (ep_tensor_has_type(values, "I32")) {
-        err = make_packed(&m, &c);
-    } else if (ep_tensor_has_type(values, "I8") || ep_tensor_has_type(values, "U8")) {
-        err = make_e2m1(&m, &c);
-    } else {
-        err = ep_tensor_type_error(values, VALUE_TYPES, out_error);
+    if (is_int8 && ep_tensor_has_shape(values, EP_DIMS(rows, columns))) {
+        return make_int8(&m, out_container);
     }
-    if (err == EP_OK) {
-        *out_container = c;
-    }
-    return err;
+    return is_int32 ? make_packed(&m, out_container) : make_e2m1(&m, out_container);
 }
