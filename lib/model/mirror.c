@@ -254,11 +254,6 @@ static bool lacks_none(ep_mirror_file *file)
     return lacks_none;
 }
 
-static bool is_same_time(const struct timespec *a, const struct timespec *b)
-{
-    return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
-}
-
 /* Lock held. */
 static ep_err check_unchanged(const ep_mirror_file *file, int fd, ep_error *out_error)
 {
@@ -266,7 +261,7 @@ static ep_err check_unchanged(const ep_mirror_file *file, int fd, ep_error *out_
     if (fstat(fd, &st) != 0) {
         return system_error("look at", file->entry->name, out_error);
     }
-    if ((uint64_t)st.st_size != file->entry->bytes || !is_same_time(&st.st_mtim, &file->modified)) {
+    if ((uint64_t)st.st_size != file->entry->bytes || !ep_same_time(&st.st_mtim, &file->modified)) {
         return ep_error_set(
             out_error, EP_ERR_BAD_FILE,
             "%s: was written to by somebody else: start the node again, which compares all of it",

@@ -281,8 +281,7 @@ ep_err ep_model_file_check_unchanged(const ep_model_file *file, ep_error *out_er
                             "%s: has %" PRIu64 " bytes, had %" PRIu64 " when it was opened",
                             file->name, (uint64_t)st.st_size, file->bytes);
     }
-    if (st.st_mtim.tv_sec != file->modified.tv_sec ||
-        st.st_mtim.tv_nsec != file->modified.tv_nsec) {
+    if (!ep_same_time(&st.st_mtim, &file->modified)) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
                             "%s: was modified after it was opened; open the model again",
                             file->name);

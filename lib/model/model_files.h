@@ -41,6 +41,11 @@ typedef struct ep_model_file {
     struct ep_mirror_file *mirrored; /* NULL: the file is complete */
 } ep_model_file;
 
+static inline bool ep_same_time(const struct timespec *a, const struct timespec *b)
+{
+    return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
+}
+
 /* Errors: NOT_FOUND, BAD_FILE (not a directory), IO, NO_MEMORY. */
 ep_err ep_model_dir_open(const char *path, ep_model_dir *out_dir, ep_error *out_error);
 void ep_model_dir_close(ep_model_dir *dir);

@@ -371,17 +371,12 @@ static ep_err find_known_end(const ep_safetensors *self, uint64_t bytes_left, ui
     return EP_OK;
 }
 
-static bool is_same_time(const struct timespec *a, const struct timespec *b)
-{
-    return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
-}
-
 /* Lock held. Checks a file whose size and modification time are as at open. */
 static ep_err look_at_whole(const ep_safetensors *self, seen_state *seen, const struct stat *st,
                             ep_error *out_error)
 {
     uint64_t end;
-    if (is_same_time(&st->st_ctim, &seen->changed)) {
+    if (ep_same_time(&st->st_ctim, &seen->changed)) {
         return EP_OK;
     }
     const ep_err err = find_known_end(self, self->file.bytes, &end, out_error);
@@ -411,7 +406,7 @@ static ep_err check_state(const ep_safetensors *self, uint64_t *out_bytes, ep_er
         seen->modified = st.st_mtim;
     } else if (has_stat && seen->is_cut &&
                ((uint64_t)st.st_size != seen->bytes ||
-                !is_same_time(&st.st_mtim, &seen->modified))) {
+                !ep_same_time(&st.st_mtim, &seen->modified))) {
         seen->is_refused = true;
     } else if (has_stat && err == EP_OK) {
         err = look_at_whole(self, seen, &st, out_error);
