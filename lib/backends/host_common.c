@@ -5,13 +5,10 @@
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include "base/check.h"
 #include "base/host.h"
 #include "moe/convert.h"
-
-#define HUGE_PAGE_BYTES ((size_t)2 << 20)
 
 static ep_err check_shape_and_types(const ep_expert_source *source, ep_error *out_error)
 {
@@ -197,20 +194,6 @@ void ep_backend_budget_give(ep_backend_budget *budget, size_t bytes)
 {
     uint64_t before = atomic_fetch_sub(&budget->used_bytes, bytes);
     EP_ASSERT(before >= bytes);
-}
-
-void *ep_host_alloc(size_t bytes)
-{
-    void *memory = NULL;
-    bool huge = bytes >= HUGE_PAGE_BYTES;
-    if (posix_memalign(&memory, huge ? HUGE_PAGE_BYTES : EP_HOST_ALIGN, bytes) != 0) {
-        return NULL;
-    }
-    if (huge) {
-        /* only advice: kernels without huge pages refuse it */
-        (void)madvise(memory, bytes, MADV_HUGEPAGE);
-    }
-    return memory;
 }
 
 ep_err ep_host_thread_start(pthread_t *out_thread, void *(*main)(void *arg), void *arg)

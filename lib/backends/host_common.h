@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by backends on host memory (and test backends): checks, the weight budget, large
- * allocations, threads. */
+/* Shared by backends on host memory (and test backends): checks, the weight budget, threads. */
 #ifndef EP_BACKENDS_HOST_COMMON_H
 #define EP_BACKENDS_HOST_COMMON_H
 
@@ -10,7 +9,7 @@
 #include "backends/backend.h"
 #include "kernels/ffn_kernel.h"
 
-#define EP_HOST_ALIGN 64
+#define EP_HOST_ALIGN 64 /* of weights and scratch */
 
 /* EP_OK, INVALID_ARGUMENT (shape, NULL matrix or scales, numbers) or UNIMPLEMENTED (format,
  * activation), with text. */
@@ -44,10 +43,6 @@ typedef struct ep_backend_budget {
 /* RESOURCE_EXHAUSTED with text when bytes do not fit. */
 ep_err ep_backend_budget_take(ep_backend_budget *budget, size_t bytes, ep_error *out_error);
 void ep_backend_budget_give(ep_backend_budget *budget, size_t bytes);
-
-/* Memory aligned to EP_HOST_ALIGN; from 2 MiB on aligned to huge pages and advised as such. NULL
- * when there is none. Free with free(). */
-void *ep_host_alloc(size_t bytes);
 
 /* Starts a thread that takes no signals, so that a program's handlers run on its own threads.
  * Errors: NO_MEMORY. */

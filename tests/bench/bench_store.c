@@ -23,6 +23,7 @@
 #include "backends/host_common.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/large_memory.h"
 #include "bench/bench_guard.h"
 #include "bench/bench_report.h"
 #include "bench/store_loads.h"
@@ -341,6 +342,7 @@ static uint64_t forget_files(const char *dir)
 static double read_files_us(const char *dir)
 {
     void *memory[EXPERTS + 1];
+    size_t bytes[EXPERTS + 1];
     uint32_t count = 0;
     const double begin = bench_now_us();
     DIR *d = opendir(dir);
@@ -348,7 +350,8 @@ static double read_files_us(const char *dir)
         struct stat st;
         const int fd = openat(dirfd(d), e->d_name, O_RDONLY);
         if (fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode)) {
-            memory[count] = ep_host_alloc((size_t)st.st_size);
+            bytes[count] = (size_t)st.st_size;
+            memory[count] = ep_large_alloc(bytes[count], EP_HOST_ALIGN);
             EP_ASSERT(memory[count] != NULL);
             for (off_t at = 0; at < st.st_size;) {
                 /* in pieces as a loader, which is quicker than all at once */
@@ -367,7 +370,8 @@ static double read_files_us(const char *dir)
     closedir(d);
     const double us = bench_now_us() - begin;
     while (count > 0) {
-        free(memory[--count]);
+        count--;
+        ep_large_free(memory[count], bytes[count]);
     }
     return us;
 }

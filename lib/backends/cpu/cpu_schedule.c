@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/cpu_features.h"
+#include "base/large_memory.h"
 
 /* an expert takes 50 to 500 us, waking a sleeping thread about 25 */
 #define SPIN_NS (50 * EP_NS_PER_US)
@@ -587,8 +588,8 @@ static stage prepare_pass(ep_cpu_schedule *s, cpu_pass *pass, float *tile)
     };
     const size_t scratch_bytes = ep_ffn_pass_scratch_bytes(packed, pass->rows_count);
     if (scratch_bytes > pass->scratch_bytes) { /* grows to the largest pass seen, and is kept */
-        free(pass->scratch);
-        pass->scratch = ep_host_alloc(scratch_bytes);
+        ep_large_free(pass->scratch, pass->scratch_bytes);
+        pass->scratch = ep_large_alloc(scratch_bytes, EP_HOST_ALIGN);
         pass->scratch_bytes = pass->scratch == NULL ? 0 : scratch_bytes;
     }
     if (scratch_bytes > pass->scratch_bytes) {
@@ -851,7 +852,7 @@ ep_err ep_cpu_schedule_start(const ep_cpu_schedule_config *config, ep_cpu_schedu
         worker->schedule = s;
         worker->index = i;
         worker->node = ep_cpu_topology_node(s->topology, i, s->threads);
-        worker->tile = ep_host_alloc(EP_FFN_TILE_BYTES);
+        worker->tile = ep_large_alloc(EP_FFN_TILE_BYTES, EP_HOST_ALIGN);
         if (worker->tile == NULL ||
             ep_host_thread_start(&worker->thread, worker_main, worker) != EP_OK) {
             ep_cpu_schedule_stop(s);
@@ -878,10 +879,10 @@ void ep_cpu_schedule_stop(ep_cpu_schedule *s)
         pthread_join(s->workers[i].thread, NULL);
     }
     for (uint32_t i = 0; s->workers != NULL && s->passes != NULL && i < s->threads; i++) {
-        free(s->workers[i].tile);
+        ep_large_free(s->workers[i].tile, EP_FFN_TILE_BYTES);
     }
     for (uint32_t i = 0; s->workers != NULL && s->passes != NULL && i < s->passes_count; i++) {
-        free(s->passes[i].scratch);
+        ep_large_free(s->passes[i].scratch, s->passes[i].scratch_bytes);
     }
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->wake);

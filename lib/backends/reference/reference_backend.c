@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A queue, one thread, plain loops. Jobs finish in the order of submission. */
+/* A queue, one thread, plain loops. Jobs finish in the order of submission. An expert is the
+ * checkpoint's matrices, copied into one block. */
 #include "backends/reference/reference_backend.h"
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "backends/host_common.h"
 #include "backends/known_answer.h"
-#include "backends/reference/reference_weights.h"
 #include "base/check.h"
+#include "base/large_memory.h"
 
 typedef struct reference_backend {
     ep_backend base;
@@ -30,9 +32,120 @@ typedef struct reference_backend {
     bool stopping;
 } reference_backend;
 
+typedef struct reference_weights {
+    ep_backend_weights base;
+    ep_ffn_source matrices; /* point into memory */
+    void *memory;
+    size_t bytes;
+} reference_weights;
+
+/* One array of an expert: where the source keeps the pointer to it, and its bytes. */
+typedef struct piece {
+    const void **place;
+    size_t bytes;
+} piece;
+
+#define PIECES 11
+
+/* Lists the arrays of a source in a fixed order; `place` points into *source. Those that it does
+ * not have get NULL and 0 bytes. Returns the bytes of all. */
+static size_t list_pieces(ep_ffn_source *source, piece pieces[PIECES])
+{
+    const uint32_t hidden = source->hidden;
+    const uint32_t inner = source->inner;
+    const ep_weight_format format = source->format;
+    const ep_weight_format down_format = ep_expert_down_format(source);
+    const bool has_gate = ep_activation_has_gate(source->activation);
+    const size_t wide = inner * ep_weight_row_bytes(format, hidden);
+    const size_t wide_scales = ep_weight_scales_bytes(format, inner, hidden);
+    const size_t bias = ep_dtype_bytes(source->bias_dtype);
+    const piece all[PIECES] = {
+        {&source->gate, has_gate ? wide : 0},
+        {&source->up, wide},
+        {&source->down, hidden * ep_weight_row_bytes(down_format, inner)},
+        {&source->gate_scales, has_gate ? wide_scales : 0},
+        {&source->up_scales, wide_scales},
+        {&source->down_scales, ep_weight_scales_bytes(down_format, hidden, inner)},
+        {&source->gate_bias, has_gate && source->gate_bias != NULL ? inner * bias : 0},
+        {&source->up_bias, source->up_bias != NULL ? inner * bias : 0},
+        {&source->down_bias, source->down_bias != NULL ? hidden * bias : 0},
+        {&source->places, source->places != NULL ? hidden * sizeof(uint32_t) : 0},
+        {&source->shared_gate,
+         source->shared_gate != NULL ? hidden * ep_dtype_bytes(source->shared_gate_dtype) : 0},
+    };
+    size_t bytes = 0;
+    for (size_t i = 0; i < PIECES; i++) {
+        *all[i].place = all[i].bytes == 0 ? NULL : *all[i].place;
+        pieces[i] = all[i];
+        bytes += all[i].bytes;
+    }
+    return bytes;
+}
+
+static size_t reference_weights_bytes(ep_backend *base, const ep_expert_source *source)
+{
+    ep_ffn_source copy = *source;
+    piece pieces[PIECES];
+    (void)base;
+    return ep_expert_source_supported(source) ? list_pieces(&copy, pieces) : 0;
+}
+
+static ep_err reference_weights_load(ep_backend *base, const ep_expert_source *source,
+                                     ep_backend_weights **out_weights, ep_error *out_error)
+{
+    ep_backend_budget *budget = &((reference_backend *)base)->budget;
+    ep_err err = ep_expert_source_check(source, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    ep_ffn_source matrices = *source;
+    piece pieces[PIECES];
+    const size_t bytes = list_pieces(&matrices, pieces);
+    err = ep_backend_budget_take(budget, bytes, out_error);
+    if (err != EP_OK) {
+        return err;
+    }
+    reference_weights *weights = calloc(1, sizeof(*weights));
+    uint8_t *memory = ep_large_alloc(bytes, EP_HOST_ALIGN);
+    if (weights == NULL || memory == NULL) {
+        free(weights);
+        ep_large_free(memory, bytes);
+        ep_backend_budget_give(budget, bytes);
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for an expert of %zu bytes",
+                            bytes);
+    }
+    uint8_t *to = memory;
+    for (size_t i = 0; i < PIECES; i++) {
+        if (pieces[i].bytes > 0) {
+            memcpy(to, *pieces[i].place, pieces[i].bytes);
+            *pieces[i].place = to;
+            to += pieces[i].bytes;
+        }
+    }
+    *weights = (reference_weights){.base = {.hidden = source->hidden,
+                                            .inner = source->inner,
+                                            .format = source->format,
+                                            .down_format = ep_expert_down_format(source)},
+                                   .matrices = matrices,
+                                   .memory = memory,
+                                   .bytes = bytes};
+    *out_weights = &weights->base;
+    return EP_OK;
+}
+
+static void reference_weights_unload(ep_backend *base, ep_backend_weights *base_weights)
+{
+    reference_weights *weights = (reference_weights *)base_weights;
+    if (weights != NULL) {
+        ep_backend_budget_give(&((reference_backend *)base)->budget, weights->bytes);
+        ep_large_free(weights->memory, weights->bytes);
+        free(weights);
+    }
+}
+
 static ep_err run_job(reference_backend *backend, const ep_job *job)
 {
-    const ep_reference_weights *weights = (const ep_reference_weights *)job->weights;
+    const reference_weights *weights = (const reference_weights *)job->weights;
     size_t floats = ep_ffn_reference_scratch_floats(weights->base.hidden, weights->base.inner);
     if (floats > backend->scratch_floats) {
         float *scratch = realloc(backend->scratch, floats * sizeof(*scratch));
@@ -176,44 +289,6 @@ static ep_err reference_numerics_id(ep_backend *base, ep_weight_format format, b
     return err != EP_OK ? err
                         : ep_known_answer_id(&backend->answers[wide_inputs],
                                              ep_ffn_family_name(family), format, others, out_id);
-}
-
-static size_t reference_weights_bytes(ep_backend *base, const ep_expert_source *source)
-{
-    (void)base;
-    return ep_expert_source_supported(source) ? ep_reference_weights_bytes(source) : 0;
-}
-
-static ep_err reference_weights_load(ep_backend *base, const ep_expert_source *source,
-                                     ep_backend_weights **out_weights, ep_error *out_error)
-{
-    reference_backend *backend = (reference_backend *)base;
-    ep_err err = ep_expert_source_check(source, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    size_t bytes = ep_reference_weights_bytes(source);
-    err = ep_backend_budget_take(&backend->budget, bytes, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    ep_reference_weights *weights = NULL;
-    err = ep_reference_weights_create(source, &weights, out_error);
-    if (err != EP_OK) {
-        ep_backend_budget_give(&backend->budget, bytes);
-        return err;
-    }
-    *out_weights = &weights->base;
-    return EP_OK;
-}
-
-static void reference_weights_unload(ep_backend *base, ep_backend_weights *base_weights)
-{
-    ep_reference_weights *weights = (ep_reference_weights *)base_weights;
-    if (weights != NULL) {
-        ep_backend_budget_give(&((reference_backend *)base)->budget, weights->bytes);
-        ep_reference_weights_destroy(weights);
-    }
 }
 
 static ep_err reference_submit(ep_backend *base, ep_job *job)

@@ -5,13 +5,11 @@
 #include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "backends/host_common.h"
-
-#define HUGE_PAGE ((size_t)2 << 20)
+#include "base/large_memory.h"
 
 /* Whether all of [begin, end) lies in mappings that are advised to use huge pages. */
 static bool is_advised(uintptr_t begin, uintptr_t end)
@@ -36,24 +34,24 @@ static bool is_advised(uintptr_t begin, uintptr_t end)
 
 Test(host_memory, large_blocks_ask_for_huge_pages)
 {
-    const size_t bytes = 5 * HUGE_PAGE + 12345;
-    uint8_t *block = ep_host_alloc(bytes);
+    const size_t bytes = 5 * EP_LARGE_BYTES + 12345;
+    uint8_t *block = ep_large_alloc(bytes, EP_HOST_ALIGN);
     cr_assert_not_null(block);
-    cr_expect_eq((uintptr_t)block % HUGE_PAGE, 0);
+    cr_expect_eq((uintptr_t)block % EP_LARGE_BYTES, 0);
     /* else the kernel has none */
     if (access("/sys/kernel/mm/transparent_hugepage/enabled", R_OK) == 0) {
         cr_expect(is_advised((uintptr_t)block, (uintptr_t)block + bytes));
     }
     memset(block, 1, bytes);
-    free(block);
+    ep_large_free(block, bytes);
 }
 
 Test(host_memory, small_blocks_are_aligned)
 {
-    for (size_t bytes = 1; bytes < HUGE_PAGE; bytes = 3 * bytes + 1) {
-        void *block = ep_host_alloc(bytes);
+    for (size_t bytes = 1; bytes < EP_LARGE_BYTES; bytes = 3 * bytes + 1) {
+        void *block = ep_large_alloc(bytes, EP_HOST_ALIGN);
         cr_assert_not_null(block);
         cr_expect_eq((uintptr_t)block % EP_HOST_ALIGN, 0);
-        free(block);
+        ep_large_free(block, bytes);
     }
 }
