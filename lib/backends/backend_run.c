@@ -37,16 +37,12 @@ static void staging_destroy(staging *s)
 }
 
 /* Ends every staged job that ep_backend_run accepted. */
-static void finish(staging *s, ep_err result)
+static void finish(void *arg, ep_err result)
 {
+    staging *s = arg;
     ep_job *job = s->job;
     staging_destroy(s);
     job->done(job, result);
-}
-
-static void copied_out(void *arg, ep_err result)
-{
-    finish(arg, result);
 }
 
 static void job_ran(ep_job *staged, ep_err result)
@@ -54,7 +50,7 @@ static void job_ran(ep_job *staged, ep_err result)
     staging *s = staged->arg;
     if (result == EP_OK) {
         result = s->backend->ops->copy_out(s->backend, s->memory, s->out_offset, s->out_rows,
-                                           s->out_row_bytes, staged->rows_count, copied_out, s);
+                                           s->out_row_bytes, staged->rows_count, finish, s);
         if (result == EP_OK) {
             return;
         }
@@ -112,14 +108,8 @@ static ep_err staging_create(ep_backend *backend, ep_job *job, staging **out_sta
         return err;
     }
     fill_rows(s);
-    s->staged.weights = job->weights;
+    s->staged = *job;
     s->staged.rows = s->staged_rows;
-    s->staged.rows_count = job->rows_count;
-    s->staged.x_dtype = job->x_dtype;
-    s->staged.out_dtype = job->out_dtype;
-    s->staged.weight_on_input = job->weight_on_input;
-    s->staged.priority = job->priority;
-    s->staged.trace = job->trace;
     s->staged.done = job_ran;
     s->staged.arg = s;
     *out_staging = s;

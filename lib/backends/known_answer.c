@@ -289,7 +289,8 @@ static uint32_t fnv1a(uint32_t hash, uint32_t value)
 }
 
 /* First f32 rows to f32, where every bit shows; then int8 rows with input weights to bf16. */
-static ep_err run_jobs(ep_backend *backend, ep_backend_weights *weights, known_data *data)
+static ep_err run_jobs(ep_backend *backend, ep_backend_weights *weights, known_data *data,
+                       uint32_t *hash)
 {
     ep_job_row rows[ROWS];
     ep_job job = {.weights = weights,
@@ -316,7 +317,11 @@ static ep_err run_jobs(ep_backend *backend, ep_backend_weights *weights, known_d
                                .input_weight = 0.3f + 0.1f * (float)r,
                                .out = data->out_bf16 + r * HIDDEN};
     }
-    return run_and_wait(backend, &job_i8);
+    err = run_and_wait(backend, &job_i8);
+    for (size_t i = 0; err == EP_OK && i < ROWS * HIDDEN; i++) {
+        *hash = fnv1a(fnv1a(*hash, ep_f32_bits(data->out_f32[i])), data->out_bf16[i]);
+    }
+    return err;
 }
 
 /* f32 rows to f32, bf16 and f16, each with its own halfway cases and denormals. */
@@ -375,25 +380,24 @@ static ep_expert_source expert_of(const known_data *data, ep_weight_format forma
     };
 }
 
+typedef ep_err (*jobs_func)(ep_backend *backend, ep_backend_weights *weights, known_data *data,
+                            uint32_t *hash);
+
 /* Hashes one expert's answers into *hash. */
 static ep_err run_source(ep_backend *backend, known_data *data, const ep_expert_source *source,
-                         uint32_t *hash, ep_error *out_error)
+                         jobs_func run, uint32_t *hash, ep_error *out_error)
 {
     ep_backend_weights *weights = NULL;
     ep_err err = backend->ops->weights_load(backend, source, &weights, out_error);
     if (err != EP_OK) {
         return err;
     }
-    err = run_jobs(backend, weights, data);
+    err = run(backend, weights, data, hash);
     backend->ops->weights_unload(backend, weights);
-    if (err != EP_OK) {
-        return ep_error_set(out_error, err, "backend %s: the known-answer run failed: %s",
-                            backend->ops->name, ep_err_text(err));
-    }
-    for (size_t i = 0; i < ROWS * HIDDEN; i++) {
-        *hash = fnv1a(fnv1a(*hash, ep_f32_bits(data->out_f32[i])), data->out_bf16[i]);
-    }
-    return EP_OK;
+    return err == EP_OK
+               ? err
+               : ep_error_set(out_error, err, "backend %s: the known-answer run failed: %s",
+                              backend->ops->name, ep_err_text(err));
 }
 
 static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format format,
@@ -401,7 +405,7 @@ static ep_err run_one(ep_backend *backend, known_data *data, ep_weight_format fo
 {
     fill_data(data, format);
     const ep_expert_source source = expert_of(data, format, activation);
-    return run_source(backend, data, &source, hash, out_error);
+    return run_source(backend, data, &source, run_jobs, hash, out_error);
 }
 
 /* The same with hard rows. Two matrices and relu: nothing large hides small values, and denormals
@@ -414,17 +418,7 @@ static ep_err run_hard(ep_backend *backend, known_data *data,
     ep_expert_source source = expert_of(data, format, EP_ACT_RELU_NO_GATE);
     source.gate_scales = source.gate_bias = source.up_bias = source.down_bias = source.shared_gate =
         NULL;
-    ep_backend_weights *weights = NULL;
-    ep_err err = backend->ops->weights_load(backend, &source, &weights, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    err = run_hard_jobs(backend, weights, data, hash);
-    backend->ops->weights_unload(backend, weights);
-    return err == EP_OK
-               ? err
-               : ep_error_set(out_error, err, "backend %s: the known-answer run failed: %s",
-                              backend->ops->name, ep_err_text(err));
+    return run_source(backend, data, &source, run_hard_jobs, hash, out_error);
 }
 
 /* Hashes of all activations in one format. */
@@ -525,7 +519,7 @@ ep_err ep_known_answer_run_expert(ep_backend *backend, ep_weight_format format,
     if (!has_biases) {
         source.gate_bias = source.up_bias = source.down_bias = NULL;
     }
-    const ep_err err = run_source(backend, data, &source, &hash, out_error);
+    const ep_err err = run_source(backend, data, &source, run_jobs, &hash, out_error);
     free(data);
     *digest = err == EP_OK ? hash : *digest;
     return err;

@@ -126,24 +126,35 @@ static ep_err find_symbols(const ep_acl_opener *opener, const opened *o, int lea
     return EP_OK;
 }
 
-ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symbols,
-                           ep_error *out_error)
+/* Opens the first `count` libraries; *out_symbols changes only on success. */
+static ep_err load(const ep_acl_opener *opener, int count, int least, ep_acl_symbols *out_symbols,
+                   ep_error *out_error)
 {
     opened o = {.handles = {NULL}};
     ep_acl_symbols symbols;
     ep_error error;
-    ep_err err = open_libraries(opener, EP_ACL_LIBRARIES, &o, &error);
-    if (err == EP_OK) {
-        err = find_symbols(opener, &o, CALLER, &symbols, &error);
-    }
+    ep_err err = open_libraries(opener, count, &o, &error);
+    err = err == EP_OK ? find_symbols(opener, &o, least, &symbols, &error) : err;
     if (err != EP_OK) {
         return ep_error_set(out_error, err, "%s", error.text);
+    }
+    *out_symbols = symbols;
+    return EP_OK;
+}
+
+ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symbols,
+                           ep_error *out_error)
+{
+    ep_acl_symbols symbols;
+    const ep_err err = load(opener, EP_ACL_LIBRARIES, CALLER, &symbols, out_error);
+    if (err != EP_OK) {
+        return err;
     }
     drop_halves(&symbols);
     if (symbols.aclnnGroupedMatmulV5 == NULL && symbols.aclnnGroupedMatmulV4 == NULL) {
         return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
                             "%s has neither aclnnGroupedMatmulV5 nor aclnnGroupedMatmulV4",
-                            o.libraries[EP_ACL_LIBRARY_TRANSFORMER]);
+                            symbols.libraries[EP_ACL_LIBRARY_TRANSFORMER]);
     }
     *out_symbols = symbols;
     return EP_OK;
@@ -152,18 +163,7 @@ ep_err ep_acl_symbols_load(const ep_acl_opener *opener, ep_acl_symbols *out_symb
 ep_err ep_acl_symbols_load_runtime(const ep_acl_opener *opener, ep_acl_symbols *out_symbols,
                                    ep_error *out_error)
 {
-    opened o = {.handles = {NULL}};
-    ep_acl_symbols symbols;
-    ep_error error;
-    ep_err err = open_libraries(opener, EP_ACL_LIBRARY_RUNTIME + 1, &o, &error);
-    if (err == EP_OK) {
-        err = find_symbols(opener, &o, OPTIONAL, &symbols, &error);
-    }
-    if (err != EP_OK) {
-        return ep_error_set(out_error, err, "%s", error.text);
-    }
-    *out_symbols = symbols;
-    return EP_OK;
+    return load(opener, EP_ACL_LIBRARY_RUNTIME + 1, OPTIONAL, out_symbols, out_error);
 }
 
 static void *system_open(void *arg, const char *library, char text[EP_ERROR_TEXT_BYTES])
