@@ -7,14 +7,15 @@
 #include "kernels/ffn_element.h"
 #include "kernels/ffn_pass.h"
 
+/* Where each part begins; the panels of gate and up are first. */
 typedef struct {
-    size_t gate_up_bytes;
-    size_t down_bytes;
-    size_t gate_up_bias_bytes;
-    size_t down_bias_bytes;
-    size_t shared_gate_bytes;
-    size_t places_bytes;
-} packed_sizes;
+    size_t down;
+    size_t gate_up_bias;
+    size_t down_bias;
+    size_t shared_gate;
+    size_t places;
+    size_t end;
+} packed_parts;
 
 static uint32_t panels_of(uint32_t outputs, uint32_t width)
 {
@@ -26,31 +27,29 @@ static uint32_t gate_up_width(const ep_ffn_source *source)
     return ep_activation_has_gate(source->activation) ? EP_FFN_HALF_PANEL : EP_FFN_PANEL;
 }
 
-static packed_sizes sizes_of(const ep_ffn_source *source, ep_ffn_family family)
+static packed_parts parts_of(const ep_ffn_source *source, ep_ffn_family family)
 {
     const size_t line_bytes = EP_FFN_PANEL * sizeof(float);
     const size_t gate_up_panels = panels_of(source->inner, gate_up_width(source));
     const size_t down_panels = panels_of(source->hidden, EP_FFN_PANEL);
     const bool inner_bias = source->gate_bias != NULL || source->up_bias != NULL;
-    packed_sizes sizes;
-    sizes.gate_up_bytes =
-        gate_up_panels * ep_ffn_panel_bytes(family, source->format, source->hidden);
-    sizes.down_bytes =
+    packed_parts parts;
+    parts.down = gate_up_panels * ep_ffn_panel_bytes(family, source->format, source->hidden);
+    parts.gate_up_bias =
+        parts.down +
         down_panels * ep_ffn_panel_bytes(family, ep_expert_down_format(source), source->inner);
-    sizes.gate_up_bias_bytes = inner_bias ? gate_up_panels * line_bytes : 0;
-    sizes.down_bias_bytes = source->down_bias != NULL ? down_panels * line_bytes : 0;
-    sizes.shared_gate_bytes =
-        source->shared_gate == NULL ? 0 : (size_t)source->hidden * sizeof(float);
-    sizes.places_bytes = source->places == NULL ? 0 : (size_t)source->hidden * sizeof(uint32_t);
-    return sizes;
+    parts.down_bias = parts.gate_up_bias + (inner_bias ? gate_up_panels * line_bytes : 0);
+    parts.shared_gate =
+        parts.down_bias + (source->down_bias != NULL ? down_panels * line_bytes : 0);
+    parts.places =
+        parts.shared_gate + (source->shared_gate != NULL ? source->hidden * sizeof(float) : 0);
+    parts.end = parts.places + (source->places != NULL ? source->hidden * sizeof(uint32_t) : 0);
+    return parts;
 }
 
 size_t ep_ffn_packed_bytes(const ep_ffn_source *source, ep_ffn_family family)
 {
-    packed_sizes sizes = sizes_of(source, family);
-    return ep_align_up(sizes.gate_up_bytes + sizes.down_bytes + sizes.gate_up_bias_bytes +
-                           sizes.down_bias_bytes + sizes.shared_gate_bytes + sizes.places_bytes,
-                       EP_FFN_ALIGN);
+    return ep_align_up(parts_of(source, family).end, EP_FFN_ALIGN);
 }
 
 /* The matrix rows that become one panel's outputs; a missing row is NULL and packed as zeros. */
@@ -371,14 +370,9 @@ static void write_panels(const ep_ffn_source *source, const ep_ffn_packed *packe
 void ep_ffn_packed_place(const ep_ffn_source *source, ep_ffn_family family, void *memory,
                          ep_ffn_packed *out_packed)
 {
-    const packed_sizes sizes = sizes_of(source, family);
-    const uint8_t *gate_up = memory;
-    const uint8_t *down = gate_up + sizes.gate_up_bytes;
-    const float *gate_up_bias = (const float *)(const void *)(down + sizes.down_bytes);
-    const float *down_bias = gate_up_bias + sizes.gate_up_bias_bytes / sizeof(float);
-    const float *shared_gate = down_bias + sizes.down_bias_bytes / sizeof(float);
-    const uint32_t *places =
-        (const uint32_t *)(const void *)(shared_gate + sizes.shared_gate_bytes / sizeof(float));
+    const packed_parts parts = parts_of(source, family);
+    const bool has_gate_up_bias = source->gate_bias != NULL || source->up_bias != NULL;
+    uint8_t *base = memory;
     *out_packed = (ep_ffn_packed){
         .hidden = source->hidden,
         .inner = source->inner,
@@ -390,12 +384,15 @@ void ep_ffn_packed_place(const ep_ffn_source *source, ep_ffn_family family, void
         .gate_up_width = gate_up_width(source),
         .gate_up_panels = panels_of(source->inner, gate_up_width(source)),
         .down_panels = panels_of(source->hidden, EP_FFN_PANEL),
-        .gate_up = gate_up,
-        .down = down,
-        .gate_up_bias = sizes.gate_up_bias_bytes == 0 ? NULL : gate_up_bias,
-        .down_bias = sizes.down_bias_bytes == 0 ? NULL : down_bias,
-        .shared_gate = source->shared_gate == NULL ? NULL : shared_gate,
-        .places = source->places == NULL ? NULL : places,
+        .gate_up = base,
+        .down = base + parts.down,
+        .gate_up_bias =
+            has_gate_up_bias ? (const float *)(void *)(base + parts.gate_up_bias) : NULL,
+        .down_bias =
+            source->down_bias != NULL ? (const float *)(void *)(base + parts.down_bias) : NULL,
+        .shared_gate =
+            source->shared_gate != NULL ? (const float *)(void *)(base + parts.shared_gate) : NULL,
+        .places = source->places != NULL ? (const uint32_t *)(void *)(base + parts.places) : NULL,
     };
 }
 
@@ -404,24 +401,19 @@ void ep_ffn_pack(const ep_ffn_source *source, ep_ffn_family family, void *memory
 {
     EP_ASSERT(ep_ffn_family_has(family, source->format) &&
               ep_ffn_family_has(family, ep_expert_down_format(source)));
-    const packed_sizes sizes = sizes_of(source, family);
-    uint8_t *gate_up = memory;
-    uint8_t *down = gate_up + sizes.gate_up_bytes;
-    float *gate_up_bias = (float *)(void *)(down + sizes.down_bytes);
-    float *down_bias = gate_up_bias + sizes.gate_up_bias_bytes / sizeof(float);
-    float *shared_gate = down_bias + sizes.down_bias_bytes / sizeof(float);
-
+    const packed_parts parts = parts_of(source, family);
+    uint8_t *base = memory;
+    float *shared_gate = (float *)(void *)(base + parts.shared_gate);
     ep_ffn_packed_place(source, family, memory, out_packed);
-    write_panels(source, out_packed, gate_up, down);
-    write_biases(source, out_packed, gate_up_bias, down_bias);
+    write_panels(source, out_packed, base, base + parts.down);
+    write_biases(source, out_packed, (float *)(void *)(base + parts.gate_up_bias),
+                 (float *)(void *)(base + parts.down_bias));
     for (uint32_t i = 0; source->shared_gate != NULL && i < source->hidden; i++) {
         shared_gate[i] = ep_ffn_read_float(source->shared_gate, source->shared_gate_dtype, i);
     }
-    uint8_t *end = (uint8_t *)(void *)shared_gate + sizes.shared_gate_bytes;
     if (source->places != NULL) {
-        memcpy(end, source->places, sizes.places_bytes);
-        end += sizes.places_bytes;
+        memcpy(base + parts.places, source->places, parts.end - parts.places);
     }
     /* the padding is written to disk with the rest */
-    memset(end, 0, ep_ffn_packed_bytes(source, family) - (size_t)(end - gate_up));
+    memset(base + parts.end, 0, ep_align_up(parts.end, EP_FFN_ALIGN) - parts.end);
 }
