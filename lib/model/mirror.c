@@ -85,25 +85,6 @@ static bool digest_of(const void *bytes, size_t count, uint8_t out[DIGEST_BYTES]
     return is_good;
 }
 
-static bool pwrite_all(int fd, const void *from, size_t bytes, uint64_t offset)
-{
-    const uint8_t *at = from;
-    while (bytes > 0) {
-        const ssize_t n = pwrite(fd, at, bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            errno = n == 0 ? ENOSPC : errno;
-            return false;
-        }
-        at += n;
-        bytes -= (size_t)n;
-        offset += (uint64_t)n;
-    }
-    return true;
-}
-
 /* Returns fewer than bytes at the end of the file; -1: errno. */
 static ssize_t pread_all(int fd, void *out, size_t bytes, uint64_t offset)
 {
@@ -199,7 +180,7 @@ static ep_err load_journal(ep_mirror_file *file, const char *name, ep_error *out
     }
     free(bytes);
     if (ftruncate(file->journal, (off_t)file->journal_bytes) != 0 ||
-        (file->journal_bytes == 0 && !pwrite_all(file->journal, head, HEAD_BYTES, 0))) {
+        (file->journal_bytes == 0 && !ep_mirror_pwrite(file->journal, head, HEAD_BYTES, 0))) {
         return system_error("write", name, out_error);
     }
     file->journal_bytes = file->journal_bytes == 0 ? HEAD_BYTES : file->journal_bytes;
@@ -276,8 +257,8 @@ static ep_err write_piece(ep_mirror_file *file, uint32_t piece, ep_error *out_er
     pthread_mutex_lock(&file->mirror->lock);
     ep_err err = check_unchanged(file, file->fd, out_error);
     if (err == EP_OK) {
-        const bool is_good = pwrite_all(file->fd, file->mirror->buffer, piece_bytes(file, piece),
-                                        place_of(file, piece));
+        const bool is_good = ep_mirror_pwrite(file->fd, file->mirror->buffer,
+                                              piece_bytes(file, piece), place_of(file, piece));
         err = is_good ? EP_OK : system_error("write", file->entry->name, out_error);
         if (fstat(file->fd, &st) == 0) { /* also after writing part of a piece */
             file->modified = st.st_mtim;
@@ -324,7 +305,7 @@ static ep_err note(ep_mirror_file *file, const written_pieces *written, ep_error
         return EP_OK;
     }
     if (fdatasync(file->fd) != 0 ||
-        !pwrite_all(file->journal, written->records, bytes, file->journal_bytes)) {
+        !ep_mirror_pwrite(file->journal, written->records, bytes, file->journal_bytes)) {
         return system_error("write", file->entry->name, out_error);
     }
     file->journal_bytes += bytes;

@@ -104,6 +104,25 @@ static ep_err check(const char *path, const char *version, ep_mirror_entry *entr
 
 /* ---- writing ---- */
 
+bool ep_mirror_pwrite(int fd, const void *from, size_t bytes, uint64_t offset)
+{
+    const uint8_t *at = from;
+    while (bytes > 0) {
+        const ssize_t n = pwrite(fd, at, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            errno = n == 0 ? ENOSPC : errno;
+            return false;
+        }
+        at += n;
+        bytes -= (size_t)n;
+        offset += (uint64_t)n;
+    }
+    return true;
+}
+
 ep_err ep_mirror_list_lock(int dir, const char *path, ep_error *out_error)
 {
     if (flock(dir, LOCK_EX | LOCK_NB) == 0) {
@@ -153,18 +172,7 @@ static ep_err write_text(int dir, const char *path, const char *text, size_t byt
     if (fd < 0) {
         return system_error("write " NEW_NAME, path, out_error);
     }
-    size_t done = 0;
-    while (done < bytes) {
-        const ssize_t n = write(fd, text + done, bytes - done);
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            break;
-        }
-        done += (size_t)n;
-    }
-    const bool is_good = done == bytes && fsync(fd) == 0;
+    const bool is_good = ep_mirror_pwrite(fd, text, bytes, 0) && fsync(fd) == 0;
     const ep_err err = is_good ? EP_OK : system_error("write " NEW_NAME, path, out_error);
     close(fd);
     if (err == EP_OK &&

@@ -12,4 +12,7 @@ ep_err ep_mirror_list_lock(int dir, const char *path, ep_error *out_error);
 ep_err ep_mirror_list_read(int dir, const char *path, char out_version[EP_MIRROR_VERSION_BYTES],
                            ep_mirror_entry **out_entries, size_t *out_count, ep_error *out_error);
 
+/* Writes all bytes; false: errno. */
+bool ep_mirror_pwrite(int fd, const void *from, size_t bytes, uint64_t offset);
+
 #endif
