@@ -863,10 +863,8 @@ static bool free_slot(ep_balance *b, uint32_t node)
         for (uint32_t j = 0; has_slot(b, n) && j < b->counts[node]; j++) {
             const uint32_t expert = b->listed[(size_t)node * b->width + j];
             if (!ep_balance_holds(b, expert, n) && may_go(b, expert, node, n)) {
-                apply(
-                    b,
-                    &(exchange){
-                        .kind = MOVE, .from = node, .to = n, .given = expert, .taken = NO_EXPERT});
+                drop(b, expert, node);
+                add(b, expert, n);
                 return true;
             }
         }
@@ -881,10 +879,8 @@ static bool spread_by_two(ep_balance *b, uint32_t expert)
         const uint32_t from = b->holders[(size_t)expert * b->in->nodes + i];
         for (uint32_t to = 0; to < b->in->nodes && has_work_left(b); to++) {
             if (gains_host(b, expert, from, to) && free_slot(b, to)) {
-                apply(
-                    b,
-                    &(exchange){
-                        .kind = MOVE, .from = from, .to = to, .given = expert, .taken = NO_EXPERT});
+                drop(b, expert, from);
+                add(b, expert, to);
                 return true;
             }
         }

@@ -37,7 +37,6 @@ typedef struct {
     uint32_t loads_left;
     uint64_t work_left;
     uint64_t common_left;
-    ep_layer_balance *certificates; /* [layers] */
 } balancer;
 
 static ep_err check_numbers(const ep_placement_input *input, ep_error *out_error)
@@ -232,7 +231,8 @@ static ep_err place_layer(balancer *b, uint32_t layer, ep_error *out_error)
     }
     if (err == EP_OK) {
         take_over(b, layer, balance);
-        b->certificates[layer] = ep_placer_certify(&problem, ep_balance_busiest(balance), bound);
+        b->placer.layers[layer].balance =
+            ep_placer_certify(&problem, ep_balance_busiest(balance), bound);
         ep_placer_count_missing(&b->placer, layer, 0, copies);
     }
     ep_balance_destroy(balance);
@@ -249,10 +249,8 @@ static ep_err prepare(balancer *b, ep_error *out_error)
     b->speeds = calloc(input->nodes_count + 1u, sizeof(*b->speeds));
     b->heat = calloc(EP_EXPERTS_MAX, sizeof(*b->heat));
     b->slots = calloc(input->nodes_count + 1u, sizeof(*b->slots));
-    b->certificates = calloc(input->layers_count + 1u, sizeof(*b->certificates));
     b->host_slots = calloc(input->nodes_count + 1u, sizeof(*b->host_slots));
-    if (b->host_slots == NULL || b->speeds == NULL || b->heat == NULL || b->slots == NULL ||
-        b->certificates == NULL) {
+    if (b->host_slots == NULL || b->speeds == NULL || b->heat == NULL || b->slots == NULL) {
         return EP_ERR_NO_MEMORY;
     }
     for (uint32_t n = 0; n < input->nodes_count; n++) {
@@ -301,18 +299,11 @@ ep_err ep_placement_balanced(const ep_placement_input *input, ep_placement **out
     if (err == EP_OK) {
         (*out_placement)->is_cut = b.work_left == 0;
     }
-    for (uint32_t l = 0; l < input->layers_count && err == EP_OK; l++) {
-        ep_placed_layer *placed = &(*out_placement)->layers[l];
-        placed->busiest = b.certificates[l].busiest;
-        placed->mean = b.certificates[l].mean;
-        placed->bound = b.certificates[l].bound;
-    }
     ep_placer_fini(&b.placer);
     free(b.speeds);
     free(b.heat);
     free(b.slots);
     free(b.host_slots);
-    free(b.certificates);
     if (err == EP_ERR_RESOURCE_EXHAUSTED) { /* room is so short that ep_placement_uniform decides */
         return ep_placement_uniform(input, out_placement, out_error);
     }

@@ -481,6 +481,9 @@ static ep_err finish_layer(const ep_placer *placer, uint32_t layer, ep_placed_la
     }
     placed->layer = placer->input->layers[layer].shape.layer;
     placed->experts = from->experts;
+    placed->busiest = from->balance.busiest;
+    placed->mean = from->balance.mean;
+    placed->bound = from->balance.bound;
     placed->offsets = calloc((size_t)from->experts + 1, sizeof(*placed->offsets));
     placed->copies = calloc(total + 1, sizeof(*placed->copies));
     if (placed->offsets == NULL || placed->copies == NULL) {

@@ -11,10 +11,11 @@
 #define EP_PLACER_NO_NODE UINT32_MAX
 
 typedef struct {
-    uint32_t experts; /* E + S */
-    uint32_t *counts; /* [experts] */
-    uint32_t *copies; /* [experts * width] row e begins with counts[e] node indexes */
-    uint32_t *load;   /* [nodes] experts of this layer */
+    uint32_t experts;         /* E + S */
+    uint32_t *counts;         /* [experts] */
+    uint32_t *copies;         /* [experts * width] row e begins with counts[e] node indexes */
+    uint32_t *load;           /* [nodes] experts of this layer */
+    ep_layer_balance balance; /* 0: not computed */
 } ep_placer_layer;
 
 typedef struct {
