@@ -172,6 +172,18 @@ static ep_err take_file(int fd, const char *name, ep_model_file *out_file, ep_er
     return EP_OK;
 }
 
+/* mode: as found before, since opening a device or pipe can have effects of its own. */
+static ep_err open_regular(int dir, const char *path, int more_flags, mode_t mode, const char *name,
+                           ep_model_file *out_file, ep_error *out_error)
+{
+    if (!S_ISREG(mode)) {
+        return not_regular(name, mode, out_error);
+    }
+    const int fd = openat(dir, path, OPEN_FLAGS | more_flags);
+    return fd < 0 ? system_error(out_error, "open", name)
+                  : take_file(fd, name, out_file, out_error);
+}
+
 static bool is_below(const char *path, const char *root)
 {
     size_t length = strlen(root);
@@ -203,14 +215,7 @@ static ep_err open_link(const ep_model_dir *dir, const char *name, ep_model_file
     if (lstat(target, &st) != 0) {
         return system_error(out_error, "stat", name);
     }
-    if (!S_ISREG(st.st_mode)) {
-        return not_regular(name, st.st_mode, out_error);
-    }
-    int fd = open(target, OPEN_FLAGS | O_NOFOLLOW);
-    if (fd < 0) {
-        return system_error(out_error, "open", name);
-    }
-    return take_file(fd, name, out_file, out_error);
+    return open_regular(AT_FDCWD, target, O_NOFOLLOW, st.st_mode, name, out_file, out_error);
 }
 
 ep_err ep_model_file_open(const ep_model_dir *dir, const char *name, ep_model_file *out_file,
@@ -231,14 +236,7 @@ ep_err ep_model_file_open(const ep_model_dir *dir, const char *name, ep_model_fi
     if (S_ISLNK(st.st_mode)) {
         return open_link(dir, name, out_file, out_error);
     }
-    if (!S_ISREG(st.st_mode)) {
-        return not_regular(name, st.st_mode, out_error);
-    }
-    int fd = openat(dir->fd, name, OPEN_FLAGS | O_NOFOLLOW);
-    if (fd < 0) {
-        return system_error(out_error, "open", name);
-    }
-    return take_file(fd, name, out_file, out_error);
+    return open_regular(dir->fd, name, O_NOFOLLOW, st.st_mode, name, out_file, out_error);
 }
 
 ep_err ep_model_file_open_path(const char *path, ep_model_file *out_file, ep_error *out_error)
@@ -247,16 +245,12 @@ ep_err ep_model_file_open_path(const char *path, ep_model_file *out_file, ep_err
     if (stat(path, &st) != 0) {
         return system_error(out_error, "open", path);
     }
-    if (!S_ISREG(st.st_mode)) {
-        return not_regular(path, st.st_mode, out_error);
-    }
-    int fd = open(path, OPEN_FLAGS);
-    if (fd < 0) {
-        return system_error(out_error, "open", path);
-    }
+    const ep_err err = open_regular(AT_FDCWD, path, 0, st.st_mode, path, out_file, out_error);
     const char *slash = strrchr(path, '/');
-    bool is_long = strlen(path) >= EP_MODEL_FILE_NAME_BYTES && slash != NULL;
-    return take_file(fd, is_long ? slash + 1 : path, out_file, out_error);
+    if (err == EP_OK && strlen(path) >= EP_MODEL_FILE_NAME_BYTES && slash != NULL) {
+        snprintf(out_file->name, sizeof(out_file->name), "%s", slash + 1);
+    }
+    return err;
 }
 
 void ep_model_file_close(ep_model_file *file)
