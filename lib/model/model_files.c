@@ -67,26 +67,19 @@ static char *find_root(const char *path)
 ep_err ep_model_dir_open(const char *path, ep_model_dir *out_dir, ep_error *out_error)
 {
     ep_model_dir dir = {.fd = -1};
-    struct stat st;
     ep_err err;
 
     dir.path = realpath(path, NULL);
     if (dir.path == NULL) {
         return system_error(out_error, "open the model directory", path);
     }
-    if (stat(dir.path, &st) != 0) {
-        err = system_error(out_error, "open the model directory", path);
-        goto fail;
-    }
-    if (!S_ISDIR(st.st_mode)) {
-        err =
-            ep_error_set(out_error, EP_ERR_BAD_FILE,
-                         "%s: is not a directory; give the directory that holds config.json", path);
-        goto fail;
-    }
     dir.fd = open(dir.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir.fd < 0) {
-        err = system_error(out_error, "open the model directory", path);
+        err = errno != ENOTDIR
+                  ? system_error(out_error, "open the model directory", path)
+                  : ep_error_set(
+                        out_error, EP_ERR_BAD_FILE,
+                        "%s: is not a directory; give the directory that holds config.json", path);
         goto fail;
     }
     dir.root = find_root(dir.path);
