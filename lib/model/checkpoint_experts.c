@@ -75,25 +75,32 @@ static void give_config(const ep_checkpoint *self, bool is_shared, ep_expert_sou
     }
 }
 
-typedef struct matrix_place {
-    const void *values;
-    const void *scales;
-    const void *bias;
-} matrix_place;
+ep_source_matrix ep_source_matrix_of(ep_expert_source *source, ep_matrix which)
+{
+    const uint32_t hidden = source->hidden;
+    const uint32_t inner = source->inner;
+    switch (which) {
+    case EP_MATRIX_GATE:
+        return (ep_source_matrix){
+            inner, hidden, source->format, &source->gate, &source->gate_scales, &source->gate_bias};
+    case EP_MATRIX_UP:
+        return (ep_source_matrix){
+            inner, hidden, source->format, &source->up, &source->up_scales, &source->up_bias};
+    default:
+        return (ep_source_matrix){hidden,
+                                  inner,
+                                  ep_expert_down_format(source),
+                                  &source->down,
+                                  &source->down_scales,
+                                  &source->down_bias};
+    }
+}
 
-static void give_places(const ep_expert_plan *plan, const matrix_place places[EP_MATRIX_COUNT],
-                        const void *shared_gate, ep_expert_source *source)
+/* Sets what the plan says beside the matrices. */
+static void give_types(const ep_expert_plan *plan, const void *shared_gate,
+                       ep_expert_source *source)
 {
     source->down_format = plan->down_format;
-    source->gate = places[EP_MATRIX_GATE].values;
-    source->up = places[EP_MATRIX_UP].values;
-    source->down = places[EP_MATRIX_DOWN].values;
-    source->gate_scales = places[EP_MATRIX_GATE].scales;
-    source->up_scales = places[EP_MATRIX_UP].scales;
-    source->down_scales = places[EP_MATRIX_DOWN].scales;
-    source->gate_bias = places[EP_MATRIX_GATE].bias;
-    source->up_bias = places[EP_MATRIX_UP].bias;
-    source->down_bias = places[EP_MATRIX_DOWN].bias;
     source->bias_dtype = plan->bias_dtype;
     source->shared_gate = shared_gate;
     source->shared_gate_dtype = plan->shared_gate_dtype;
@@ -103,23 +110,21 @@ static void give_places(const ep_expert_plan *plan, const matrix_place places[EP
 static void use_in_place(const ep_expert_plan *plan, uint8_t *const *raw, ep_expert_data *expert)
 {
     const size_t bias_bytes = ep_dtype_bytes(plan->bias_dtype);
-    matrix_place places[EP_MATRIX_COUNT] = {{NULL, NULL, NULL}};
     for (ep_matrix i = 0; i < EP_MATRIX_COUNT; i++) {
         const ep_plan_matrix *m = &plan->matrices[i];
         if (m->present) {
             const ep_weight_format format = m->container.format;
-            places[i].values = raw[m->values] + m->first * ep_weight_row_bytes(format, m->columns);
-            places[i].scales =
-                m->scales < 0
-                    ? NULL
-                    : raw[m->scales] +
-                          m->first *
-                              (ep_weight_scales_bytes(format, m->rows, m->columns) / m->rows);
-            places[i].bias = m->bias < 0 ? NULL : raw[m->bias] + m->first * bias_bytes;
+            const ep_source_matrix to = ep_source_matrix_of(&expert->source, i);
+            *to.values = raw[m->values] + m->first * ep_weight_row_bytes(format, m->columns);
+            *to.scales = m->scales < 0
+                             ? NULL
+                             : raw[m->scales] +
+                                   m->first * (ep_weight_scales_bytes(format, m->rows, m->columns) /
+                                               m->rows);
+            *to.bias = m->bias < 0 ? NULL : raw[m->bias] + m->first * bias_bytes;
         }
     }
-    give_places(plan, places, plan->shared_gate < 0 ? NULL : raw[plan->shared_gate],
-                &expert->source);
+    give_types(plan, plan->shared_gate < 0 ? NULL : raw[plan->shared_gate], &expert->source);
 }
 
 /* Reorders a shared expert's gate like the columns of its matrices. */
@@ -146,7 +151,6 @@ static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orde
     const size_t bias_bytes = ep_dtype_bytes(plan->bias_dtype);
     size_t bytes[PARTS] = {0};
     uint8_t *to[PARTS];
-    matrix_place places[EP_MATRIX_COUNT] = {{NULL, NULL, NULL}};
     for (ep_matrix i = 0; i < EP_MATRIX_COUNT; i++) {
         const ep_plan_matrix *m = &plan->matrices[i];
         const ep_weight_format format = m->container.format;
@@ -166,21 +170,21 @@ static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orde
         if (!m->present) {
             continue;
         }
-        const bool has_blocks = m->container.packing == EP_PACKING_BLOCKS;
-        if (has_blocks) {
+        const ep_source_matrix matrix = ep_source_matrix_of(&expert->source, i);
+        *matrix.values = to[3 * i];
+        if (m->container.packing == EP_PACKING_BLOCKS) {
             ep_weight_unpack_blocks(m, raw[m->values], to[3 * i], to[3 * i + 1]);
-            places[i].scales = to[3 * i + 1];
+            *matrix.scales = to[3 * i + 1];
         } else {
             ep_weight_unpack_values(m, raw[m->values], to[3 * i]);
         }
-        places[i].values = to[3 * i];
         if (m->scales >= 0) {
             ep_weight_unpack_scales(m, raw, to[3 * i + 1]);
-            places[i].scales = to[3 * i + 1];
+            *matrix.scales = to[3 * i + 1];
         }
         if (m->bias >= 0) {
             ep_weight_unpack_bias(plan, m, raw[m->bias], to[3 * i + 2]);
-            places[i].bias = to[3 * i + 2];
+            *matrix.bias = to[3 * i + 2];
         }
         err =
             ep_weight_orders_apply(orders, plan, i, to[3 * i], m->scales < 0 ? NULL : to[3 * i + 1],
@@ -193,7 +197,7 @@ static ep_err rearrange(const ep_expert_plan *plan, const ep_weight_orders *orde
     if (plan->shared_gate >= 0) {
         place_shared_gate(plan, raw[plan->shared_gate], expert->source.places, hidden, to[GATE]);
     }
-    give_places(plan, places, plan->shared_gate < 0 ? NULL : to[GATE], &expert->source);
+    give_types(plan, plan->shared_gate < 0 ? NULL : to[GATE], &expert->source);
     return err;
 }
 
@@ -352,26 +356,26 @@ ep_err ep_checkpoint_outline_expert(const ep_checkpoint *checkpoint, uint32_t la
     static const uint8_t there;
     ep_expert_plan plan;
     const ep_layer_shape *shape = NULL;
-    matrix_place places[EP_MATRIX_COUNT] = {{NULL, NULL, NULL}};
     const ep_weight_quant *quant = checkpoint->config.info.quant;
     ep_err err = plan_expert(checkpoint, layer, index, &shape, &plan, out_error);
     err = err == EP_OK ? check_quant(quant, &plan, out_error) : err;
     if (err != EP_OK) {
         return name_expert(err, layer, index, out_error);
     }
-    for (ep_matrix i = 0; i < EP_MATRIX_COUNT; i++) {
-        const ep_plan_matrix *m = &plan.matrices[i];
-        const bool has_scales = quant != NULL || !ep_weight_format_is_float(m->container.format);
-        places[i].values = m->present ? &there : NULL;
-        places[i].scales = m->present && has_scales ? &there : NULL;
-        places[i].bias = m->present && m->bias >= 0 ? &there : NULL;
-    }
     *out_outline = (ep_expert_source){.hidden = shape->hidden,
                                       .inner = plan.inner,
                                       .format = plan.format,
                                       .activation = shape->activation,
                                       .places = plan.has_places ? &there : NULL};
-    give_places(&plan, places, plan.shared_gate < 0 ? NULL : &there, out_outline);
+    for (ep_matrix i = 0; i < EP_MATRIX_COUNT; i++) {
+        const ep_plan_matrix *m = &plan.matrices[i];
+        const ep_source_matrix matrix = ep_source_matrix_of(out_outline, i);
+        const bool has_scales = quant != NULL || !ep_weight_format_is_float(m->container.format);
+        *matrix.values = m->present ? &there : NULL;
+        *matrix.scales = m->present && has_scales ? &there : NULL;
+        *matrix.bias = m->present && m->bias >= 0 ? &there : NULL;
+    }
+    give_types(&plan, plan.shared_gate < 0 ? NULL : &there, out_outline);
     if (quant != NULL) {
         out_outline->format = quant->format;
         out_outline->down_format = EP_WEIGHTS_NONE;

@@ -33,6 +33,17 @@ ep_err ep_checkpoint_missing(const ep_checkpoint *checkpoint, const char *name,
 /* INVALID_ARGUMENT when it is no MoE layer. */
 ep_err ep_checkpoint_layer(const ep_checkpoint *checkpoint, uint32_t layer,
                            const ep_layer_shape **out_shape, ep_error *out_error);
+/* One matrix of a source, with the addresses of its pointers. */
+typedef struct ep_source_matrix {
+    uint32_t rows;
+    uint32_t columns;
+    ep_weight_format format;
+    const void **values;
+    const void **scales;
+    const void **bias;
+} ep_source_matrix;
+
+ep_source_matrix ep_source_matrix_of(ep_expert_source *source, ep_matrix which);
 /* Places count parts in a block of the room, each on its own cache line; the former content is
  * lost. Each size is at most that of a tensor in a checked file. Errors: NO_MEMORY. */
 ep_err ep_expert_parts_place(ep_expert_room *room, uint32_t block, const size_t *bytes,

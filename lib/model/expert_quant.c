@@ -7,36 +7,6 @@
 
 #include "base/check.h"
 
-typedef struct matrix_form {
-    uint32_t rows;
-    uint32_t columns;
-    ep_weight_format format;
-    const void **values;
-    const void **scales;
-    const void **bias;
-} matrix_form;
-
-static matrix_form form_of(ep_expert_source *source, ep_matrix which)
-{
-    const uint32_t hidden = source->hidden;
-    const uint32_t inner = source->inner;
-    switch (which) {
-    case EP_MATRIX_GATE:
-        return (matrix_form){
-            inner, hidden, source->format, &source->gate, &source->gate_scales, &source->gate_bias};
-    case EP_MATRIX_UP:
-        return (matrix_form){
-            inner, hidden, source->format, &source->up, &source->up_scales, &source->up_bias};
-    default:
-        return (matrix_form){hidden,
-                             inner,
-                             ep_expert_down_format(source),
-                             &source->down,
-                             &source->down_scales,
-                             &source->down_bias};
-    }
-}
-
 /* Explains refused values and errors beyond the bound, naming the tensor. */
 static ep_err explain(const ep_weight_quant *quant, const ep_plan_run *run, ep_err err,
                       const ep_weight_quant_result *result, ep_error *out_error)
@@ -70,7 +40,7 @@ static void size_parts(const ep_weight_quant *quant, ep_expert_source *source, s
 {
     EP_ASSERT(source->places == NULL);
     for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
-        const matrix_form form = form_of(source, m);
+        const ep_source_matrix form = ep_source_matrix_of(source, m);
         if (*form.values != NULL) {
             bytes[3 * m] = form.rows * ep_weight_row_bytes(quant->format, form.columns);
             bytes[3 * m + 1] = ep_weight_scales_bytes(quant->format, form.rows, form.columns);
@@ -89,7 +59,7 @@ static ep_err fill_parts(const ep_weight_quant *quant, const ep_expert_plan *pla
 {
     *out_worst = 0;
     for (ep_matrix m = 0; m < EP_MATRIX_COUNT; m++) {
-        const matrix_form form = form_of(source, m);
+        const ep_source_matrix form = ep_source_matrix_of(source, m);
         ep_weight_quant_result result;
         if (*form.values == NULL) {
             continue;
