@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -191,6 +192,21 @@ static const char *type_of(walk *w, const char *type)
     return strcmp(type, "deepseek_v3") == 0 && is_softmax ? "deepseek_v2" : type;
 }
 
+/* json_dumps of jansson 2.14 leaves out a key where its buffer cannot grow. NULL: no memory. */
+static char *dump(const json_t *config)
+{
+    const size_t bytes = json_dumpb(config, NULL, 0, JSON_SORT_KEYS);
+    char *text = bytes > 0 ? malloc(bytes + 1) : NULL;
+    if (text != NULL && json_dumpb(config, text, bytes, JSON_SORT_KEYS) != bytes) {
+        free(text);
+        return NULL;
+    }
+    if (text != NULL) {
+        text[bytes] = 0;
+    }
+    return text;
+}
+
 ep_err ep_gguf_config(const char *file, const json_t *all, char **out_text, ep_error *out_error)
 {
     char text[EP_JSON_TEXT_BYTES];
@@ -224,7 +240,7 @@ ep_err ep_gguf_config(const char *file, const json_t *all, char **out_text, ep_e
     put_numbers(&w);
     put_others(&w);
     put_router(&w, type, is_normed);
-    char *dumped = w.err == EP_OK ? json_dumps(w.config, JSON_SORT_KEYS) : NULL;
+    char *dumped = w.err == EP_OK ? dump(w.config) : NULL;
     json_decref(w.config);
     if (w.err == EP_OK && dumped == NULL) {
         w.err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for its keys", file);

@@ -8,6 +8,7 @@
 #include "model/gguf.h"
 #include "model/model_config.h"
 #include "support/gguf_writer.h"
+#include "support/json_refusal.h"
 
 TestSuite(gguf, .init = make_test_dir, .fini = remove_test_dir);
 
@@ -339,6 +340,27 @@ static ep_err config_of(const char *keys, ep_model_config *out_config, ep_error 
     ".expert_count\":8,\"" architecture ".expert_used_count\":2,\"" architecture                   \
     ".expert_feed_forward_length\":32,\"" architecture ".attention.head_count_kv\":[2,2,2,2]" more \
     "}"
+
+Test(gguf, no_refused_allocation_loses_a_key)
+{
+    char *whole = NULL;
+    ep_error error;
+    json_t *object = json_loads(KEYS("qwen3moe", ""), 0, NULL);
+    ASSERT_OK(ep_gguf_config("m.gguf", object, &whole, &error), error);
+    do {
+        char *text = NULL;
+        json_refusal_begin();
+        const ep_err err = ep_gguf_config("m.gguf", object, &text, &error);
+        json_refusal_end();
+        cr_expect_eq(err, text == NULL ? EP_ERR_NO_MEMORY : EP_OK);
+        cr_expect(text == NULL || strcmp(text, whole) == 0, "allocation %zu: %s", json_refused_at,
+                  text);
+        free(text);
+    } while (json_refusal_was_reached());
+    cr_expect_gt(json_refused_at, 10);
+    free(whole);
+    json_decref(object);
+}
 
 Test(gguf, keys_become_those_of_a_config)
 {
