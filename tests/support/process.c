@@ -30,7 +30,8 @@
 bool ep_test_dir_create(char out_path[EP_TEST_PATH_BYTES])
 {
     const char *base = getenv("TMPDIR");
-    snprintf(out_path, EP_TEST_PATH_BYTES, "%s/expertd-test-XXXXXX", base != NULL ? base : "/tmp");
+    snprintf(out_path, EP_TEST_PATH_BYTES, "%s/expertd-test-XXXXXX",
+             base != NULL && base[0] != '\0' ? base : "/tmp");
     if (mkdtemp(out_path) == NULL) {
         perror(out_path);
         return false;

@@ -19,11 +19,11 @@
  *   EP_CANN_FAULT_AT   the n-th task fails with 507015
  *   EP_CANN_HANG_AT    the n-th task never ends; waits behind it time out at once
  *   EP_CANN_LOST_AT    from the n-th task on, its device is lost: everything returns 507010
- *   EP_CANN_LOST_FILE  all devices are lost once this file exists; device D is lost once FILE.D
- * does EP_CANN_HOLD_FIFO  the first copy of 1 MiB or more waits until another process opens and
- * closes this FIFO EP_CANN_REFUSED    operators whose first phase returns 161002: "aclnnSwiGlu
- * aclnnDynamicQuant" EP_CANN_TELL       aclFinalize writes "cann: tasks N allocations N" to
- * standard error
+ *   EP_CANN_LOST_FILE  all devices are lost once this file exists; device D once FILE.D does
+ *   EP_CANN_HOLD_FIFO  the first copy of 1 MiB or more waits until another process opens and
+ *                      closes this FIFO
+ *   EP_CANN_REFUSED    operators whose first phase returns 161002, parted by blanks
+ *   EP_CANN_TELL       aclFinalize writes "cann: tasks N allocations N" to standard error
  *
  * Private to the emulated shared objects.
  */
