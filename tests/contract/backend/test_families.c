@@ -31,6 +31,7 @@ typedef struct {
 
 static void add(opened *o, ep_backend *backend, const char *name)
 {
+    cr_assert_lt(o->count, (size_t)BACKENDS_MAX);
     o->all[o->count] = backend;
     o->names[o->count++] = name;
 }
@@ -49,7 +50,7 @@ static opened open_all(ep_numerics numerics, ep_weight_format format)
     ASSERT_OK(ep_backend_by_name("cpu")->open(&config, &backend, &error), error);
     add(&o, backend, "cpu");
     const ep_ffn_kernel *kernel;
-    for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL && o.count < BACKENDS_MAX; n++) {
+    for (size_t n = 0; (kernel = ep_ffn_kernel_at(n)) != NULL; n++) {
         if (kernel->family == ep_numerics_family(numerics, format)) {
             config.threads = 1 + (uint32_t)o.count;
             ASSERT_OK(ep_cpu_backend_open_with(kernel, &config, &backend, &error), error);

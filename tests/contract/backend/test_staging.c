@@ -108,18 +108,16 @@ Test(staging, a_lost_device_fails_everything_in_flight_and_after)
     enum { JOBS = 32 };
     bench b = open_bench();
     fixture_job jobs[JOBS];
-    uint32_t lost = 0;
     for (uint32_t j = 0; j < JOBS; j++) {
         fixture_job_init(&jobs[j], &b.f, b.weights, 0, 10);
         cr_assert_eq(ep_backend_run(b.backend, &jobs[j].job), EP_OK);
     }
     cr_assert_eq(fixture_job_wait(&jobs[0]), EP_OK);
     ep_slow_backend_lose_device();
-    for (uint32_t j = 0; j < JOBS; j++) {
+    for (uint32_t j = 0; j < JOBS; j++) { /* how many were still in flight depends on timing */
         ep_err err = fixture_job_wait(&jobs[j]);
         cr_assert(err == EP_OK || err == EP_ERR_DEVICE_LOST);
         cr_assert(err != EP_OK || fixture_job_check(&jobs[j]) == NULL);
-        lost += err == EP_ERR_DEVICE_LOST;
         fixture_job_fini(&jobs[j]);
     }
     fixture_job after;
@@ -133,7 +131,6 @@ Test(staging, a_lost_device_fails_everything_in_flight_and_after)
                  EP_ERR_DEVICE_LOST);
     cr_assert_str_eq(error.text, "backend slow: the device is lost");
     close_bench(&b);
-    (void)lost; /* how many were still in flight depends on timing */
 }
 
 Test(staging, host_addresses_are_refused_by_submit)

@@ -196,7 +196,7 @@ static pid_t start_child(const uint8_t *frame, size_t bytes)
     int ready[2];
     uint16_t to_port = port();
     cr_assert_eq(pipe(ready), 0);
-    pid_t child = fork();
+    pid_t child = fork_child();
     cr_assert_geq(child, 0);
     if (child == 0) {
         int fd = raw_connect(to_port);
