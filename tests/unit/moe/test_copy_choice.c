@@ -104,7 +104,7 @@ Test(copy_choice, what_has_no_choice_counts_before_what_has_one)
 {
     scene s;
     make_scene(&s, 3, 2);
-    s.copies[0] = s.copies[1] = 1; /* expert 2 has one copy, on node 1; experts 0 and 1 have both */
+    /* expert 2 has one copy, on node 1; experts 0 and 1 have both */
     static const uint32_t copies[] = {0, 1, 0, 1, 1};
     static const uint32_t offsets[] = {0, 2, 4, 5};
     memcpy(s.copies, copies, sizeof(copies));
@@ -122,7 +122,6 @@ static bool is_left_out(const scene *s, const uint8_t *tried, uint32_t copy)
     return tried[copy] != 0 || s->usable[s->copies[copy]] == 0;
 }
 
-/* Random scenes: the choice is one of the best that are left, and the same each time. */
 /* Node 0 has one large expert, node 1 two small ones; the last is on both. */
 Test(copy_choice, what_a_pass_is_worth_decides_between_few_experts_and_few_slots)
 {
@@ -140,6 +139,7 @@ Test(copy_choice, what_a_pass_is_worth_decides_between_few_experts_and_few_slots
     cr_expect_eq(s.chosen[3], 1, "fewer slots are computed there");
 }
 
+/* Random scenes: the choice is one of the best that are left, and the same each time. */
 Test(copy_choice, never_takes_a_copy_that_is_left_out)
 {
     uint64_t state = 3;

@@ -200,7 +200,6 @@ Test(routing_table, names_every_mistake_of_a_layer)
     expect_refused(t, "model beta, layer 0: its copies do not begin at offset 0");
     t = make_table();
     t->layers[2].offsets[1] = t->layers[2].offsets[2] = 4;
-    t->layers[2].offsets[1] = 4;
     expect_refused(t, "model beta, layer 0, expert 0: 4 copies: allowed 0..3, one per node");
     t = make_table();
     t->layers[1].shape.layer = 0;

@@ -80,11 +80,22 @@ static void setup(void)
     ep_error_clear(&f.facts.coordinator_error);
 }
 
-/* The one finding there is. */
-static void expect(ep_doctor_severity severity, const char *code, const char *text)
+static void examine(void)
 {
     memset(&findings, 0, sizeof(findings));
     ep_doctor_examine(&f.facts, &findings);
+}
+
+static void expect_none(void)
+{
+    examine();
+    cr_assert_eq(findings.count, 0u, "%s", findings.list[0].text);
+}
+
+/* The one finding there is. */
+static void expect(ep_doctor_severity severity, const char *code, const char *text)
+{
+    examine();
     cr_assert_eq(findings.count, 1u, "%zu findings, wanted %s; first: %s", findings.count, code,
                  findings.list[0].text);
     cr_assert_str_eq(findings.list[0].code, code);
@@ -99,8 +110,7 @@ TestSuite(doctor, .init = setup);
 
 Test(doctor, a_healthy_service_has_no_findings)
 {
-    ep_doctor_examine(&f.facts, &findings);
-    cr_assert_eq(findings.count, 0u, "%s", findings.list[0].text);
+    expect_none();
     cr_assert_not(ep_doctor_is_ill(&findings));
 }
 
@@ -158,12 +168,10 @@ Test(doctor, an_open_door_beyond_loopback_is_found)
         "tcp://127.0.0.1.example.com:7410"; /* a name, whatever it begins with */
     expect(EP_DOCTOR_WARN, "insecure", "tcp://127.0.0.1.example.com:7410 lets anybody in");
     f.facts.has_token = true;
-    ep_doctor_examine(&f.facts, &findings);
+    expect_none();
     f.facts.has_token = false;
     f.facts.coordinator_url = "tls+tcp://10.0.0.1:7410";
-    memset(&findings, 0, sizeof(findings));
-    ep_doctor_examine(&f.facts, &findings);
-    cr_assert_eq(findings.count, 0u);
+    expect_none();
 }
 
 /* ---- the coordinator's word ---- */
@@ -183,8 +191,7 @@ Test(doctor, what_the_coordinator_finds_is_told_as_it_says)
     cr_assert_str_eq(findings.list[0].advice, "start a node");
     f.cluster.n_problems = 0;
     f.cluster.problems_dropped = 2;
-    memset(&findings, 0, sizeof(findings));
-    ep_doctor_examine(&f.facts, &findings);
+    examine();
     cr_assert(ep_doctor_is_ill(&findings), "problems that are not listed are problems");
     f.cluster.problems_dropped = 0;
     f.cluster.judged = false;
@@ -221,8 +228,7 @@ Test(doctor, failed_and_loading_experts_are_told)
 Test(doctor, budgets_that_are_nearly_used_up_name_their_key)
 {
     f.status[0].tokens_in_flight = 899;
-    ep_doctor_examine(&f.facts, &findings);
-    cr_assert_eq(findings.count, 0u);
+    expect_none();
     f.status[0].tokens_in_flight = 900;
     expect(EP_DOCTOR_WARN, "budget", "900 of inflight_tokens 1000");
     f.status[0].tokens_in_flight = 0;

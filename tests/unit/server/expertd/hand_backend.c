@@ -12,7 +12,11 @@ static ep_err hand_submit(ep_backend *backend, ep_job *job)
     pthread_mutex_lock(&hand->lock);
     ep_err err = hand->next_error;
     hand->next_error = EP_OK;
-    if (err == EP_OK && hand->count < HAND_JOBS_MAX) {
+    if (err == EP_OK) {
+        if (hand->count == HAND_JOBS_MAX) {
+            fprintf(stderr, "more than %d jobs\n", HAND_JOBS_MAX);
+            abort();
+        }
         hand->jobs[hand->count++] = job;
         if (hand->on_submit != NULL) {
             hand->on_submit(job);
