@@ -95,12 +95,8 @@ ssize_t __wrap_recv(int fd, void *data, size_t bytes, int flags)
 static void open_pair(lane_world *world, const char *name, side *client, side *server)
 {
     world_open(world, name);
-    memset(client, 0, sizeof(*client));
-    memset(server, 0, sizeof(*server));
     world_listen(world);
-    pair_open(world, client, server);
-    side_start(client);
-    side_start(server);
+    pair_start(world, client, server);
 }
 
 /* Both directions at once: callers and the lane's threads send and receive. */

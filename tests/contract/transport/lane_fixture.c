@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -145,6 +146,7 @@ static void handle_closed(void *arg, ep_conn *conn, const ep_error *error)
 
 void side_init(side *s)
 {
+    memset(s, 0, sizeof(*s));
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
 }
@@ -427,6 +429,12 @@ ep_conn *world_take_accepted(lane_world *w)
     return conn;
 }
 
+void side_accept(lane_world *w, side *s)
+{
+    s->conn = world_take_accepted(w);
+    side_start(s);
+}
+
 typedef struct dialing {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -488,8 +496,6 @@ void pair_open(lane_world *w, side *client, side *server)
 
 void pair_start(lane_world *w, side *client, side *server)
 {
-    memset(client, 0, sizeof(*client));
-    memset(server, 0, sizeof(*server));
     pair_open(w, client, server);
     side_start(client);
     side_start(server);
@@ -541,5 +547,13 @@ pid_t fork_child(void)
             _exit(126); /* it died before the lines above */
         }
     }
+    CHECK(child >= 0);
     return child;
+}
+
+void expect_child_exits(pid_t child)
+{
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
 }

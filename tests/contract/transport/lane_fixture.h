@@ -29,7 +29,7 @@ extern const lane_kind lane_kinds[]; /* up to one without a name */
 
 typedef struct side side;
 
-/* One end of a connection. Zero it, then open with pair_open. */
+/* One end of a connection. */
 struct side {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -84,9 +84,9 @@ void world_close(lane_world *w);
 bool world_is(const lane_world *w, const char *scheme);
 void world_address(lane_world *w, bool for_listen, ep_lane_address *out_address);
 
-/* Dials and accepts; neither end is started. */
+/* Dials and accepts; neither end is started. What the sides were before is forgotten. */
 void pair_open(lane_world *w, side *client, side *server);
-/* The same with both ends started; zeroes them first. */
+/* The same with both ends started. */
 void pair_start(lane_world *w, side *client, side *server);
 /* Starts with the fixture's handler. */
 void side_start(side *s);
@@ -97,6 +97,8 @@ void pair_close(side *client, side *server);
 void side_wait_closed(side *s);
 void side_wait_frames(side *s, uint64_t frames);
 void side_init(side *s);
+/* Takes the newest connection that was accepted, and starts it. */
+void side_accept(lane_world *w, side *s);
 ep_conn *world_dial(lane_world *w, ep_error *out_error);
 ep_conn *world_take_accepted(lane_world *w);
 
@@ -123,6 +125,8 @@ unsigned open_descriptors(void);
 /* Like fork; the child dies with the process that forked it, whatever ends that one, and never
  * lives for ever. */
 pid_t fork_child(void);
+/* Waits for a child, which must exit with 0. */
+void expect_child_exits(pid_t child);
 
 /* Set while this thread is inside a lane call made through the fixture: no callback may see it. */
 extern __thread bool inside_lane_call;

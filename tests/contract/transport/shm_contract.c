@@ -123,8 +123,7 @@ static void open_raw(raw *r)
 {
     world_listen(&world);
     cr_assert_eq(raw_dial(socket_path(), r), EP_OK);
-    server.conn = world_take_accepted(&world);
-    side_start(&server);
+    side_accept(&world, &server);
 }
 
 /* Its bytes are in the ring already: the lane's thread would be woken for nothing. */
@@ -173,8 +172,7 @@ Test(shm, reads_what_was_sent_before_the_end_and_names_half_a_frame)
     fixture_fill(frames + 1000, 1, 1000);
     raw_put(&r, frames, 1500);
     raw_close(&r);
-    server.conn = world_take_accepted(&world);
-    side_start(&server);
+    side_accept(&world, &server);
     side_wait_closed(&server);
     cr_assert_eq(server.frames, 1u);
     cr_assert_not_null(strstr(server.end.text, "middle of a frame"), "%s", server.end.text);
@@ -229,11 +227,9 @@ Test(shm, refuses_an_announced_length_before_allocating)
     for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
         raw r;
         uint8_t frame[64];
-        memset(&server, 0, sizeof(server));
         side_init(&server);
         cr_assert_eq(raw_dial(socket_path(), &r), EP_OK);
-        server.conn = world_take_accepted(&world);
-        side_start(&server);
+        side_accept(&world, &server);
         fixture_fill(frame, 0, 64);
         memcpy(frame + 8, &lengths[i], 8);
         raw_put(&r, frame, 64);
@@ -255,7 +251,6 @@ static pid_t start_child(void (*act)(raw *r, int ready), int *out_ready)
     int ready[2];
     cr_assert_eq(pipe(ready), 0);
     pid_t child = fork_child();
-    cr_assert_geq(child, 0);
     if (child == 0) {
         raw r;
         if (raw_dial(socket_path(), &r) != EP_OK) {
@@ -303,7 +298,6 @@ Test(shm, children_end_with_the_test_that_forked_them)
     char byte;
     cr_assert_eq(pipe(alive), 0);
     pid_t worker = fork_child();
-    cr_assert_geq(worker, 0);
     if (worker == 0) {
         if (fork_child() == 0) {
             say_ready(alive[1]);
@@ -335,8 +329,7 @@ Test(shm, sees_a_killed_process_also_while_a_send_is_blocked)
     int ready;
     world_listen(&world);
     pid_t child = start_child(send_half_and_wait, &ready);
-    server.conn = world_take_accepted(&world);
-    side_start(&server);
+    side_accept(&world, &server);
     wait_ready(ready);
     uint64_t sent = 0;
     while (send_and_forget(&server, sent, 1 << 20) == EP_OK) {
@@ -354,21 +347,16 @@ Test(shm, a_stopped_process_holds_up_nobody_else)
     int ready;
     side near;
     side far;
-    memset(&near, 0, sizeof(near));
-    memset(&far, 0, sizeof(far));
     world_listen(&world);
     pid_t child = start_child(send_half_and_wait, &ready);
-    server.conn = world_take_accepted(&world);
-    side_start(&server);
+    side_accept(&world, &server);
     wait_ready(ready);
     kill(child, SIGSTOP);
     uint64_t sent = 0;
     while (send_and_forget(&server, sent, 1 << 20) == EP_OK) {
         sent++;
     }
-    pair_open(&world, &near, &far);
-    side_start(&near);
-    side_start(&far);
+    pair_start(&world, &near, &far);
     for (uint64_t i = 0; i < 100; i++) {
         cr_assert_eq(send_and_forget(&near, i, 20000), EP_OK);
     }
@@ -431,21 +419,15 @@ Test(shm, survives_processes_that_scribble)
 {
     side near;
     side far;
-    memset(&near, 0, sizeof(near));
-    memset(&far, 0, sizeof(far));
     world_listen(&world);
-    pair_open(&world, &near, &far);
-    side_start(&near);
-    side_start(&far);
+    pair_start(&world, &near, &far);
     uint64_t right = 0;
     for (int i = 0; i < 12; i++) {
         int ready;
-        memset(&server, 0, sizeof(server));
         side_init(&server);
         server.on_closed = keep_closed;
         pid_t child = start_child(scribble, &ready);
-        server.conn = world_take_accepted(&world);
-        side_start(&server);
+        side_accept(&world, &server);
         wait_ready(ready);
         /* until the lane has seen enough of it */
         while (send_and_forget(&server, 0, 30000) == EP_OK) {
@@ -479,7 +461,6 @@ Test(shm, a_forked_child_keeps_neither_sockets_nor_memory)
     pair_start(&world, &client, &server);
     unsigned before = open_descriptors();
     pid_t child = fork_child();
-    cr_assert_geq(child, 0);
     if (child == 0) {
         unsigned found = 0;
         for (int fd = 3; fd < 1024; fd++) {
@@ -501,9 +482,7 @@ Test(shm, a_forked_child_keeps_neither_sockets_nor_memory)
                   ? 0
                   : 1);
     }
-    int status;
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child kept something");
+    expect_child_exits(child);
     cr_assert_eq(open_descriptors(), before);
     cr_assert_eq(send_and_forget(&client, 0, 5000), EP_OK);
     side_wait_frames(&server, 1);
@@ -515,10 +494,8 @@ Test(shm, a_forked_child_keeps_neither_sockets_nor_memory)
 Test(shm, a_forked_child_that_closes_its_copies_takes_nothing_away)
 {
     side client;
-    memset(&client, 0, sizeof(client));
     world_listen(&world);
     pid_t child = fork_child();
-    cr_assert_geq(child, 0);
     if (child == 0) {
         int own[64];
         for (size_t i = 0; i < 64; i++) {
@@ -532,9 +509,7 @@ Test(shm, a_forked_child_that_closes_its_copies_takes_nothing_away)
         }
         _exit(access(socket_path(), F_OK) == 0 ? 0 : 2);
     }
-    int status;
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
+    expect_child_exits(child);
     pair_start(&world, &client, &server);
     pair_close(&client, &server);
 }
@@ -586,13 +561,10 @@ Test(shm, a_forked_child_with_a_lane_of_its_own_leaves_its_parents_numbers_alone
     pair_start(&world, &client, &server);
     visit_threads(); /* a job under way at the fork would hide what the child does */
     pid_t child = fork_child();
-    cr_assert_geq(child, 0);
     if (child == 0) {
         _exit(end_parents_connection(&client));
     }
-    int status;
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
+    expect_child_exits(child);
     cr_assert_eq(send_and_forget(&client, 0, 5000), EP_OK);
     side_wait_frames(&server, 1);
     pair_close(&client, &server);
@@ -606,12 +578,17 @@ static void drop_accepted(void *arg, ep_conn *conn)
     ep_conn_release(conn);
 }
 
+static ep_err listen_with(const ep_lane_address *address, ep_error *out_error)
+{
+    return ep_lane_listen(world.ops, address, &world.limits, drop_accepted, NULL, &world.listener,
+                          out_error);
+}
+
 /* What a process of this user is told. */
 static ep_err dial_as(uint32_t uid, uint32_t gid)
 {
     int status;
     pid_t child = fork_child();
-    cr_assert_geq(child, 0);
     if (child == 0) {
         raw r;
         if (setgroups(0, NULL) != 0 || setgid(gid) != 0 || setuid(uid) != 0) {
@@ -633,9 +610,7 @@ static void listen_for(const uint32_t *uid, const uint32_t *gid)
     if (world.listener != NULL) {
         ep_listener_close(world.listener);
     }
-    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
-                                &world.listener, &error),
-                 EP_OK, "%s", error.text);
+    cr_assert_eq(listen_with(&address, &error), EP_OK, "%s", error.text);
 }
 
 Test(shm, lets_in_the_configured_users_and_groups_only)
@@ -689,9 +664,7 @@ Test(shm, takes_no_more_memory_than_it_may)
     ep_shm_config config = {.ring_bytes = EP_SHM_RING_BYTES_MIN,
                             .total_bytes = ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN) - 1};
     ep_lane_address address = {.url = world.url, .shm = &config};
-    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
-                                &world.listener, &error),
-                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(listen_with(&address, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "total_bytes is"), "%s", error.text);
     config.total_bytes = (ROOM + 1) * ep_shm_connection_bytes(EP_SHM_RING_BYTES_MIN) - 1;
     cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, start_accepted, NULL,
@@ -763,40 +736,29 @@ Test(shm, refuses_a_directory_that_everybody_may_write_to_and_wrong_settings)
     ep_error error;
     ep_shm_config config = {.ring_bytes = 100000};
     ep_lane_address address = {.url = world.url, .shm = &config};
-    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
-                                &world.listener, &error),
-                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(listen_with(&address, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "ring_bytes is 100000"), "%s", error.text);
     config.ring_bytes = EP_SHM_RING_BYTES_MIN;
     cr_assert_eq(chmod(world.folder, 0777), 0);
-    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
-                                &world.listener, &error),
-                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(listen_with(&address, &error), EP_ERR_INVALID_ARGUMENT);
     cr_assert_not_null(strstr(error.text, "everybody"), "%s", error.text);
     cr_assert_eq(chmod(world.folder, 0700), 0);
     address.url = "shm://relative/path";
-    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
-                                &world.listener, &error),
-                 EP_ERR_INVALID_ARGUMENT);
+    cr_assert_eq(listen_with(&address, &error), EP_ERR_INVALID_ARGUMENT);
     address.url = world.url;
-    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
-                                &world.listener, &error),
-                 EP_OK, "%s", error.text);
+    cr_assert_eq(listen_with(&address, &error), EP_OK, "%s", error.text);
 }
 
 Test(shm, replaces_the_socket_of_a_process_that_died)
 {
-    int status;
     pid_t child = fork_child();
-    cr_assert_geq(child, 0);
     if (child == 0) { /* ends without giving the name back */
         int socket;
         int lock;
         ep_error error;
         _exit(ep_shm_path_listen(socket_path(), false, &socket, &lock, &error) == EP_OK ? 0 : 1);
     }
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    expect_child_exits(child);
     struct stat st;
     cr_assert_eq(stat(socket_path(), &st), 0);
     side client;
@@ -821,7 +783,6 @@ Test(shm, fails_or_waits_without_descriptors_and_works_again)
         ep_error error;
         setrlimit(RLIMIT_NOFILE, &few);
         side client;
-        memset(&client, 0, sizeof(client));
         side_init(&client);
         client.conn = world_dial(&world, &error);
         setrlimit(RLIMIT_NOFILE, &limit);
@@ -854,15 +815,13 @@ Test(shm, forks_after_its_threads_could_not_start)
     ep_error error;
     ep_lane_address address = {.url = world.url};
     side client;
-    memset(&client, 0, sizeof(client));
     getrlimit(RLIMIT_NOFILE, &limit);
     unsigned free_from = (unsigned)dup(0);
     close((int)free_from);
     for (unsigned more = 0; more < 6; more++) {
         struct rlimit few = {.rlim_cur = free_from + more % 3, .rlim_max = limit.rlim_max};
         setrlimit(RLIMIT_NOFILE, &few);
-        ep_err err = ep_lane_listen(world.ops, &address, &world.limits, drop_accepted, NULL,
-                                    &world.listener, &error);
+        ep_err err = listen_with(&address, &error);
         setrlimit(RLIMIT_NOFILE, &limit);
         cr_assert_eq(err, EP_ERR_IO, "%s", error.text);
     }

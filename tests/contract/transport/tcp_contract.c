@@ -68,12 +68,19 @@ static void raw_write(int fd, const void *data, size_t bytes)
     }
 }
 
+/* What was sent and not read is lost. */
+static void close_with_reset(int fd)
+{
+    struct linger now = {.l_onoff = 1, .l_linger = 0};
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+    close(fd);
+}
+
 static int open_raw(void)
 {
     int fd = raw_connect(port());
     cr_assert_geq(fd, 0);
-    server.conn = world_take_accepted(&world);
-    side_start(&server);
+    side_accept(&world, &server);
     return fd;
 }
 
@@ -118,10 +125,10 @@ static void stop_after(size_t bytes, size_t frame_bytes, bool reset)
     fixture_fill(frame, 0, frame_bytes);
     raw_write(fd, frame, bytes);
     if (reset) {
-        struct linger now = {.l_onoff = 1, .l_linger = 0};
-        setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+        close_with_reset(fd);
+    } else {
+        close(fd);
     }
-    close(fd);
     side_wait_closed(&server);
     cr_assert_eq(server.end.code, EP_ERR_CONNECTION_LOST, "%s", server.end.text);
     cr_assert_eq(server.frames, 0u);
@@ -173,7 +180,6 @@ Test(tcp, refuses_an_announced_length_before_allocating)
                                 1ull << 40,          UINT64_MAX, UINT64_MAX - 63};
     for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
         uint8_t frame[64];
-        memset(&server, 0, sizeof(server));
         side_init(&server);
         int fd = open_raw();
         fixture_fill(frame, 0, 64);
@@ -197,7 +203,6 @@ static pid_t start_child(const uint8_t *frame, size_t bytes)
     uint16_t to_port = port();
     cr_assert_eq(pipe(ready), 0);
     pid_t child = fork_child();
-    cr_assert_geq(child, 0);
     if (child == 0) {
         int fd = raw_connect(to_port);
         if (fd < 0 || send(fd, frame, bytes, MSG_NOSIGNAL) < 0 || write(ready[1], "r", 1) != 1) {
@@ -219,8 +224,7 @@ Test(tcp, sees_a_killed_process)
     uint8_t frame[1000];
     fixture_fill(frame, 0, sizeof(frame));
     pid_t child = start_child(frame, 500);
-    server.conn = world_take_accepted(&world);
-    side_start(&server);
+    side_accept(&world, &server);
     kill(child, SIGKILL);
     cr_assert_eq(waitpid(child, NULL, 0), child);
     side_wait_closed(&server);
@@ -232,8 +236,7 @@ Test(tcp, sees_a_killed_process_while_a_send_is_blocked)
     uint8_t frame[64];
     fixture_fill(frame, 0, sizeof(frame));
     pid_t child = start_child(frame, sizeof(frame));
-    server.conn = world_take_accepted(&world);
-    side_start(&server);
+    side_accept(&world, &server);
     side_wait_frames(&server, 1);
     uint64_t sent = 0;
     while (send_and_forget(&server, sent, 1 << 20) == EP_OK) {
@@ -274,7 +277,6 @@ Test(tcp, reads_what_a_peer_sent_before_it_ended_when_a_send_finds_the_end_first
 {
     enum { BYTES = 60000 };
     uint8_t *frame = malloc(BYTES);
-    struct linger now = {.l_onoff = 1, .l_linger = 0};
     sem_t order;
     if (world.ops == &ep_nng_stream_lane) {
         free(frame);
@@ -291,8 +293,7 @@ Test(tcp, reads_what_a_peer_sent_before_it_ended_when_a_send_finds_the_end_first
     raw_write(fd, frame, BYTES);
     while (unacked_of(fd) > 0) {
     }
-    setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
-    close(fd);
+    close_with_reset(fd);
     send_and_forget(&server, 0, 1000);
     sem_post(&order);
     side_wait_frames(&server, 2);
@@ -363,7 +364,6 @@ Test(tcp_memory, sees_a_reset_while_a_send_is_blocked)
 {
     enum { BYTES = 60000 };
     uint8_t *frames = malloc((size_t)2 * BYTES);
-    struct linger now = {.l_onoff = 1, .l_linger = 0};
     ep_conn_receiving receiving;
     int fd = open_raw();
     fixture_fill(frames, 0, BYTES);
@@ -374,8 +374,7 @@ Test(tcp_memory, sees_a_reset_while_a_send_is_blocked)
     } while (!receiving.waits_for_memory);
     for (uint64_t sent = 0; send_and_forget(&server, sent, 1 << 20) == EP_OK; sent++) {
     }
-    setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
-    close(fd);
+    close_with_reset(fd);
     side_wait_closed(&server);
     cr_assert_eq(server.end.code, EP_ERR_CONNECTION_LOST, "%s", server.end.text);
     ep_buffer_unref(only_frame);
@@ -387,11 +386,8 @@ Test(tcp, survives_20_peers_that_leave_before_they_are_accepted_into_work)
     for (int i = 0; i < 20; i++) {
         int fd = raw_connect(port());
         cr_assert_geq(fd, 0);
-        struct linger now = {.l_onoff = 1, .l_linger = 0};
-        setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
-        close(fd);
-        ep_conn *conn = world_take_accepted(&world);
-        ep_conn_release(conn);
+        close_with_reset(fd);
+        ep_conn_release(world_take_accepted(&world));
     }
     int fd = open_raw();
     uint8_t frame[64];
@@ -462,8 +458,7 @@ Test(tcp, backs_off_without_descriptors_and_accepts_again)
                   (unsigned long long)pauses_ns);
     cr_assert_eq(world.accepts, 0u);
     setrlimit(RLIMIT_NOFILE, &limit);
-    server.conn = world_take_accepted(&world);
-    side_start(&server);
+    side_accept(&world, &server);
     side_wait_frames(&server, 1);
     close(fd);
     side_wait_closed(&server);
@@ -490,7 +485,6 @@ __attribute__((visibility("default"))) int setsockopt(int fd, int level, int nam
 Test(tcp, sets_nodelay_and_keepalive_on_both_ends)
 {
     side client;
-    memset(&client, 0, sizeof(client));
     pair_open(&world, &client, &server);
     cr_assert_eq(__atomic_load_n(&nodelays, __ATOMIC_ACQUIRE), 2u);
     cr_assert_eq(__atomic_load_n(&keepalives, __ATOMIC_ACQUIRE), 2u);

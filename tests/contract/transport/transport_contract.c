@@ -461,8 +461,6 @@ Test(transport, tells_a_connection_started_after_its_end)
     side_start(&server);
     side_wait_closed(&server);
     cr_assert_eq(server.end.code, EP_ERR_CONNECTION_LOST);
-    memset(&client, 0, sizeof(client));
-    memset(&server, 0, sizeof(server));
     pair_open(&world, &client, &server);
     side_close(&server); /* closed before it was started */
     side_start(&server);
@@ -615,8 +613,6 @@ Test(transport, runs_done_once_also_inside_the_send_while_the_connection_closes)
     for (uint64_t round = 0; round < 20; round++) {
         void *taken;
         pthread_t sender;
-        memset(&client, 0, sizeof(client));
-        memset(&server, 0, sizeof(server));
         pair_open(&world, &client, &server);
         client.on_closed = keep_handle;
         side_start(&client);
@@ -727,6 +723,19 @@ Test(transport, closes_a_listener_at_once)
     }
 }
 
+/* *out_dial: where to dial. */
+static void listen_and_release(ep_lane_address *out_dial)
+{
+    ep_lane_address address;
+    ep_error error;
+    world_address(&world, true, &address);
+    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, release_accepted, NULL,
+                                &world.listener, &error),
+                 EP_OK, "%s", error.text);
+    ep_listener_url(world.listener, world.dial_url, sizeof(world.dial_url));
+    world_address(&world, false, out_dial);
+}
+
 /* Before the lane has begun the dial, meanwhile and after: the moment is not known, so many are
  * tried. */
 Test(transport, reports_a_cancelled_dial_once)
@@ -734,12 +743,7 @@ Test(transport, reports_a_cancelled_dial_once)
     ep_lane_address address;
     ep_error error;
     unsigned cancelled = 0;
-    world_address(&world, true, &address);
-    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, release_accepted, NULL,
-                                &world.listener, &error),
-                 EP_OK, "%s", error.text);
-    ep_listener_url(world.listener, world.dial_url, sizeof(world.dial_url));
-    world_address(&world, false, &address);
+    listen_and_release(&address);
     for (unsigned i = 0; i < 4000; i++) {
         ep_dial *dial;
         cr_assert_eq(
@@ -805,19 +809,13 @@ Test(transport, a_child_of_a_process_that_connects_has_none_of_its_sockets)
 {
     static bool before[FDS_MAX];
     ep_lane_address address;
-    ep_error error;
     pthread_t dialer;
     unsigned holders = 0;
     if (world.ops == &ep_nng_stream_lane) {
         return;
     }
     find_sockets(before, true);
-    world_address(&world, true, &address);
-    cr_assert_eq(ep_lane_listen(world.ops, &address, &world.limits, release_accepted, NULL,
-                                &world.listener, &error),
-                 EP_OK, "%s", error.text);
-    ep_listener_url(world.listener, world.dial_url, sizeof(world.dial_url));
-    world_address(&world, false, &address);
+    listen_and_release(&address);
     cr_assert_eq(pthread_create(&dialer, NULL, dial_on, &address), 0);
     for (int i = 0; i < CHILDREN; i++) {
         int status;
@@ -834,14 +832,6 @@ Test(transport, a_child_of_a_process_that_connects_has_none_of_its_sockets)
     cr_assert_eq(holders, 0u,
                  "%u of %d children held a socket of the lane: EP_LANE_FD makes it known", holders,
                  CHILDREN);
-}
-
-static void expect_child_exits(pid_t child)
-{
-    int status;
-    cr_assert_geq(child, 0);
-    cr_assert_eq(waitpid(child, &status, 0), child);
-    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
 }
 
 /* The threads that would end them are the parent's, so there is nothing to wait for. */
@@ -973,12 +963,10 @@ Test(transport, refuses_connections_above_connections_max)
     world.limits.connections_max = 2;
     world_listen(&world);
     side others[2];
-    memset(others, 0, sizeof(others));
     pair_open(&world, &client, &server);
     pair_open(&world, &others[0], &others[1]);
     ep_error error;
     side extra;
-    memset(&extra, 0, sizeof(extra));
     side_init(&extra);
     extra.conn = world_dial(&world, &error);
     if (extra.conn != NULL) { /* a network lane may tell only afterwards */
