@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "support/sim_lane.h"
+#include "support/tls_certs.h"
 
 #define FIXTURE_MAGIC 0x3152544e4f435045ull
 #define CHILD_LIFE_S 300 /* longer than a test */
@@ -332,6 +333,36 @@ static void network_stop(void)
     ep_sim_destroy(network);
 }
 
+/* ---- certificates ---- */
+
+static ep_test_cert *make_cert(lane_world *w, int file, const char *name,
+                               const ep_test_cert *issuer)
+{
+    char *path = w->tls_files[file];
+    snprintf(path, sizeof(w->tls_files[0]), "/tmp/lane-contract-XXXXXX");
+    int fd = mkstemp(path);
+    CHECK(fd >= 0 && close(fd) == 0);
+    ep_test_cert *cert = ep_test_cert_new(name, issuer, -1, 2);
+    ep_test_cert_write(cert, path);
+    if (issuer != NULL) {
+        ep_test_cert_write_key(cert, path);
+    }
+    return cert;
+}
+
+static void tls_files_create(lane_world *w)
+{
+    ep_test_cert *ca = make_cert(w, TLS_CA, "ca", NULL);
+    ep_test_cert_free(make_cert(w, TLS_OTHER_CA, "other-ca", NULL));
+    ep_test_cert_free(make_cert(w, TLS_SERVER, "localhost", ca));
+    ep_test_cert_free(make_cert(w, TLS_CLIENT, "client", ca));
+    ep_test_cert_free(ca);
+    w->server_tls.ca_file = w->tls_files[TLS_CA];
+    w->server_tls.cert_key_file = w->tls_files[TLS_SERVER];
+    w->client_tls.ca_file = w->tls_files[TLS_CA];
+    w->client_tls.server_name = "localhost";
+}
+
 /* ---- world ---- */
 
 bool world_is(const lane_world *w, const char *scheme)
@@ -516,7 +547,9 @@ void world_close(lane_world *w)
           (unsigned long long)stats.lent_bytes);
     ep_buffer_pool_destroy(w->pool);
     if (world_is(w, "tls+tcp")) {
-        tls_files_remove(w);
+        for (int file = 0; file < TLS_FILES; file++) {
+            unlink(w->tls_files[file]);
+        }
     }
     if (w->folder[0] != '\0') {
         CHECK(rmdir(w->folder) == 0, "something was left in %s", w->folder);

@@ -57,6 +57,10 @@ typedef struct message {
     void (*on_done)(struct message *m);
 } message;
 
+/* Certificates for host "localhost" and for "client", in one file with their key as nng wants them,
+ * and the CA that signed them; a CA that signed neither. */
+enum { TLS_CA, TLS_OTHER_CA, TLS_SERVER, TLS_CLIENT, TLS_FILES };
+
 typedef struct lane_world {
     const lane_kind *kind;
     const ep_lane_ops *ops;
@@ -64,7 +68,7 @@ typedef struct lane_world {
     char dial_url[EP_ADDRESS_BYTES]; /* with the real port */
     ep_tls_config server_tls;
     ep_tls_config client_tls;
-    char tls_folder[64];
+    char tls_files[TLS_FILES][64];
     char folder[64]; /* of shm's socket */
     ep_buffer_pool *pool;
     ep_lane_limits limits; /* of both ends; change before world_listen */
@@ -130,10 +134,5 @@ void expect_child_exits(pid_t child);
 
 /* Set while this thread is inside a lane call made through the fixture: no callback may see it. */
 extern __thread bool inside_lane_call;
-
-/* Makes ca.pem, other-ca.pem, server.pem, client.pem for host "localhost" in a new folder under
- * /tmp. */
-void tls_files_create(lane_world *w);
-void tls_files_remove(lane_world *w);
 
 #endif

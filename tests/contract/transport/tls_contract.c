@@ -8,7 +8,6 @@
 static lane_world world;
 static side client;
 static side server;
-static char path[128];
 
 static void open_world(void)
 {
@@ -22,18 +21,11 @@ static void close_world(void)
 
 TestSuite(tls, .init = open_world, .fini = close_world, .timeout = 120);
 
-static const char *in_folder(const char *name)
-{
-    snprintf(path, sizeof(path), "%s/%s", world.tls_folder, name);
-    return path;
-}
-
 /* Both ends get a frame to send; neither may arrive, and both ends must end. */
 static void check_refused(void)
 {
     world_listen(&world);
     pair_open(&world, &client, &server);
-    client.on_closed = NULL;
     cr_assert_eq(send_and_forget(&client, 0, 100), EP_OK);
     cr_assert_eq(send_and_forget(&server, 0, 100), EP_OK);
     side_start(&client);
@@ -50,15 +42,9 @@ Test(tls, refuses_a_certificate_for_another_name)
     check_refused();
 }
 
-static void use_other_ca(void)
-{
-    free((char *)(uintptr_t)world.client_tls.ca_file);
-    world.client_tls.ca_file = strdup(in_folder("other-ca.pem"));
-}
-
 Test(tls, refuses_a_certificate_of_another_ca)
 {
-    use_other_ca();
+    world.client_tls.ca_file = world.tls_files[TLS_OTHER_CA];
     check_refused();
 }
 
@@ -77,7 +63,7 @@ Test(tls, refuses_a_client_without_certificate_when_one_is_required)
 Test(tls, accepts_a_client_with_certificate_when_one_is_required)
 {
     world.server_tls.require_client_cert = true;
-    world.client_tls.cert_key_file = in_folder("client.pem");
+    world.client_tls.cert_key_file = world.tls_files[TLS_CLIENT];
     world_listen(&world);
     pair_start(&world, &client, &server);
     cr_assert_eq(send_and_forget(&client, 0, 100), EP_OK);
