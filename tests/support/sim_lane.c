@@ -713,12 +713,3 @@ const ep_lane_ops ep_sim_lane = {
     .dial = sim_dial_begin,
     .conn_send = sim_conn_send,
 };
-
-ep_err ep_sim_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim)
-{
-    ep_err err = ep_sim_network_create(seed, start_ns, out_sim);
-    if (err == EP_OK) {
-        ep_lane_register(&ep_sim_lane);
-    }
-    return err;
-}

@@ -15,7 +15,7 @@
 
 ep_sim *ep_sim_current;
 
-ep_err ep_sim_network_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim)
+ep_err ep_sim_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim)
 {
     EP_ASSERT(ep_sim_current == NULL);
     ep_sim *sim = calloc(1, sizeof(*sim));
@@ -35,6 +35,7 @@ ep_err ep_sim_network_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim)
     }
     ep_sim_find_host(sim, "test");
     ep_sim_current = sim;
+    ep_lane_register(&ep_sim_lane);
     *out_sim = sim;
     return EP_OK;
 }

@@ -59,7 +59,4 @@ bool ep_sim_on_runner(const ep_sim *sim);
 
 void ep_sim_network_set_host_state(ep_sim *sim, ep_sim_host_id host, ep_sim_host_state state);
 
-/* Does ep_sim_create without the lane. The caller does not hold the lock. */
-ep_err ep_sim_network_create(uint64_t seed, uint64_t start_ns, ep_sim **out_sim);
-
 #endif
