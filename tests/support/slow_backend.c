@@ -12,11 +12,107 @@
 #include "backends/host_common.h"
 #include "backends/reference/reference_backend.h"
 #include "base/check.h"
-#include "support/slow_faults.h"
+#include "base/random.h"
 
 /* the thread waits so long for more work, so that there is something to shuffle */
 #define GATHER_NS (200 * 1000L)
 #define GATHER_COUNT 4
+
+/* ---- planned faults and counters, of all slow backends ---- */
+
+typedef struct fault {
+    uint64_t nth; /* 0: none planned */
+    ep_err err;
+} fault;
+
+static pthread_mutex_t faults_lock = PTHREAD_MUTEX_INITIALIZER; /* of the next four */
+static fault faults[EP_SLOW_OPERATIONS][2];
+static uint64_t counts[EP_SLOW_OPERATIONS];
+static bool device_lost;
+static uint64_t shuffle_state = 1;
+static _Atomic uint64_t overtakings;
+static _Atomic uint64_t blocks_alive; /* not reset: blocks outlive a reset */
+
+void ep_slow_backend_reset(uint64_t seed)
+{
+    pthread_mutex_lock(&faults_lock);
+    memset(faults, 0, sizeof(faults));
+    memset(counts, 0, sizeof(counts));
+    device_lost = false;
+    shuffle_state = seed;
+    overtakings = 0;
+    pthread_mutex_unlock(&faults_lock);
+}
+
+void ep_slow_backend_fail(ep_slow_operation operation, ep_slow_moment moment, uint64_t nth,
+                          ep_err err)
+{
+    pthread_mutex_lock(&faults_lock);
+    faults[operation][moment] = (fault){.nth = nth, .err = err};
+    pthread_mutex_unlock(&faults_lock);
+}
+
+void ep_slow_backend_lose_device(void)
+{
+    pthread_mutex_lock(&faults_lock);
+    device_lost = true;
+    pthread_mutex_unlock(&faults_lock);
+}
+
+uint64_t ep_slow_backend_count(ep_slow_operation operation)
+{
+    pthread_mutex_lock(&faults_lock);
+    uint64_t count = counts[operation];
+    pthread_mutex_unlock(&faults_lock);
+    return count;
+}
+
+uint64_t ep_slow_backend_blocks_alive(void)
+{
+    return blocks_alive;
+}
+
+uint64_t ep_slow_backend_overtakings(void)
+{
+    return overtakings;
+}
+
+/* faults_lock held. */
+static ep_err planned(ep_slow_operation operation, ep_slow_moment moment)
+{
+    const fault *f = &faults[operation][moment];
+    return f->nth != 0 && f->nth == counts[operation] ? f->err : EP_OK;
+}
+
+/* Counts a call. Returns the call's planned error, and in *out_later the error for its done(). */
+static ep_err fault_at_call(ep_slow_operation operation, ep_err *out_later)
+{
+    pthread_mutex_lock(&faults_lock);
+    counts[operation]++;
+    ep_err now = device_lost ? EP_ERR_DEVICE_LOST : planned(operation, EP_SLOW_AT_CALL);
+    *out_later = planned(operation, EP_SLOW_AT_DONE);
+    pthread_mutex_unlock(&faults_lock);
+    return now;
+}
+
+/* Returns DEVICE_LOST once the device is lost, else planned_err. */
+static ep_err fault_at_done(ep_err planned_err)
+{
+    pthread_mutex_lock(&faults_lock);
+    ep_err err = device_lost ? EP_ERR_DEVICE_LOST : planned_err;
+    pthread_mutex_unlock(&faults_lock);
+    return err;
+}
+
+static size_t random_below(size_t limit)
+{
+    pthread_mutex_lock(&faults_lock);
+    uint64_t value = ep_splitmix64(&shuffle_state) % limit;
+    pthread_mutex_unlock(&faults_lock);
+    return (size_t)value;
+}
+
+/* ---- the device ---- */
 
 /* One memfd, two mappings: `given` is PROT_NONE, for callers; `own` is private. */
 struct ep_backend_memory {
@@ -135,7 +231,7 @@ static ep_err compute(slow_backend *backend, const ep_job *job)
 
 static ep_err perform(slow_backend *backend, const slow_work *work)
 {
-    ep_err err = slow_faults_at_done(work->err);
+    ep_err err = fault_at_done(work->err);
     if (err != EP_OK) {
         return err;
     }
@@ -173,11 +269,11 @@ static void gather(slow_backend *backend)
 /* Lock held; there is work. */
 static slow_work *pick(slow_backend *backend)
 {
-    size_t index = (size_t)slow_faults_random_below(backend->works_count);
+    size_t index = random_below(backend->works_count);
     slow_work *work = backend->works[index];
     for (size_t i = 0; i < backend->works_count; i++) {
         if (backend->works[i]->order < work->order) {
-            slow_faults_overtaken();
+            overtakings++;
             break;
         }
     }
@@ -324,7 +420,7 @@ static ep_err slow_weights_load(ep_backend *base, const ep_expert_source *source
                                 ep_backend_weights **out_weights, ep_error *out_error)
 {
     ep_backend *reference = ((slow_backend *)base)->reference;
-    if (slow_faults_at_done(EP_OK) != EP_OK) {
+    if (fault_at_done(EP_OK) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_DEVICE_LOST, "backend slow: the device is lost");
     }
     return reference->ops->weights_load(reference, source, out_weights, out_error);
@@ -345,7 +441,7 @@ static ep_err slow_submit(ep_backend *base, ep_job *job)
         err = EP_ERR_INVALID_ARGUMENT;
     }
     if (err == EP_OK) {
-        err = slow_faults_at_call(EP_SLOW_SUBMIT, &work.err);
+        err = fault_at_call(EP_SLOW_SUBMIT, &work.err);
     }
     return err != EP_OK ? err : enqueue(backend, &work);
 }
@@ -354,7 +450,7 @@ static ep_err slow_memory_alloc(ep_backend *base, size_t bytes, ep_backend_memor
 {
     slow_backend *backend = (slow_backend *)base;
     ep_err later;
-    ep_err err = slow_faults_at_call(EP_SLOW_ALLOC, &later);
+    ep_err err = fault_at_call(EP_SLOW_ALLOC, &later);
     if (err != EP_OK) {
         return err;
     }
@@ -378,7 +474,7 @@ static ep_err slow_memory_alloc(ep_backend *base, size_t bytes, ep_backend_memor
     memory->next = backend->blocks;
     backend->blocks = memory;
     pthread_mutex_unlock(&backend->lock);
-    slow_faults_block_born();
+    blocks_alive++;
     *out_memory = memory;
     return EP_OK;
 
@@ -404,7 +500,7 @@ static void slow_memory_free(ep_backend *base, ep_backend_memory *memory)
     munmap(memory->given, memory->bytes);
     munmap(memory->own, memory->bytes);
     free(memory);
-    slow_faults_block_died();
+    blocks_alive--;
 }
 
 static void *slow_memory_address(ep_backend_memory *memory)
@@ -421,7 +517,7 @@ static ep_err enqueue_copy(ep_backend *base, ep_backend_memory *memory, size_t o
         return EP_ERR_INVALID_ARGUMENT;
     }
     work.own = memory->own + offset;
-    ep_err err = slow_faults_at_call(operation, &work.err);
+    ep_err err = fault_at_call(operation, &work.err);
     return err != EP_OK ? err : enqueue((slow_backend *)base, &work);
 }
 
