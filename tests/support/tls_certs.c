@@ -7,17 +7,10 @@
 #include <openssl/evp.h>
 #include <openssl/pem.h>
 #include <openssl/x509v3.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#define NEED(what)                                                                                 \
-    do {                                                                                           \
-        if (!(what)) {                                                                             \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what);                             \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "support/check.h"
 
 #define DAY_S (24 * 3600L)
 
@@ -32,7 +25,7 @@ static void add_extension(X509 *cert, int nid, const char *value)
     X509V3_set_ctx_nodb(&context);
     X509V3_set_ctx(&context, cert, cert, NULL, NULL, 0);
     X509_EXTENSION *extension = X509V3_EXT_conf_nid(NULL, &context, nid, value);
-    NEED(extension != NULL && X509_add_ext(cert, extension, -1) == 1);
+    CHECK(extension != NULL && X509_add_ext(cert, extension, -1) == 1);
     X509_EXTENSION_free(extension);
 }
 
@@ -42,24 +35,24 @@ ep_test_cert *ep_test_cert_new(const char *host, const ep_test_cert *issuer, int
     static long serial;
     char name[128];
     ep_test_cert *cert = calloc(1, sizeof(*cert));
-    NEED(cert != NULL && (cert->x509 = X509_new()) != NULL &&
-         (cert->key = EVP_EC_gen("P-256")) != NULL);
+    CHECK(cert != NULL && (cert->x509 = X509_new()) != NULL &&
+          (cert->key = EVP_EC_gen("P-256")) != NULL);
     X509 *x = cert->x509;
     X509_NAME *subject = X509_get_subject_name(x);
-    NEED(X509_set_version(x, 2) == 1 &&
-         ASN1_INTEGER_set(X509_get_serialNumber(x), getpid() * 1000L + ++serial) == 1);
-    NEED(X509_gmtime_adj(X509_getm_notBefore(x), from_days * DAY_S) != NULL);
-    NEED(X509_gmtime_adj(X509_getm_notAfter(x), until_days * DAY_S) != NULL);
-    NEED(X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC, (const unsigned char *)host, -1,
-                                    -1, 0) == 1);
-    NEED(X509_set_issuer_name(x, issuer != NULL ? X509_get_subject_name(issuer->x509) : subject) ==
-         1);
-    NEED(X509_set_pubkey(x, cert->key) == 1);
+    CHECK(X509_set_version(x, 2) == 1 &&
+          ASN1_INTEGER_set(X509_get_serialNumber(x), getpid() * 1000L + ++serial) == 1);
+    CHECK(X509_gmtime_adj(X509_getm_notBefore(x), from_days * DAY_S) != NULL);
+    CHECK(X509_gmtime_adj(X509_getm_notAfter(x), until_days * DAY_S) != NULL);
+    CHECK(X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC, (const unsigned char *)host, -1,
+                                     -1, 0) == 1);
+    CHECK(X509_set_issuer_name(x, issuer != NULL ? X509_get_subject_name(issuer->x509) : subject) ==
+          1);
+    CHECK(X509_set_pubkey(x, cert->key) == 1);
     snprintf(name, sizeof(name), "DNS:%s", host);
     add_extension(x, NID_basic_constraints,
                   issuer == NULL ? "critical,CA:TRUE" : "critical,CA:FALSE");
     add_extension(x, NID_subject_alt_name, name);
-    NEED(X509_sign(x, issuer != NULL ? issuer->key : cert->key, EVP_sha256()) > 0);
+    CHECK(X509_sign(x, issuer != NULL ? issuer->key : cert->key, EVP_sha256()) > 0);
     return cert;
 }
 
@@ -74,19 +67,19 @@ static FILE *append_to(const char *path)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     FILE *file = fd >= 0 ? fdopen(fd, "a") : NULL;
-    NEED(file != NULL);
+    CHECK(file != NULL);
     return file;
 }
 
 void ep_test_cert_write(const ep_test_cert *cert, const char *path)
 {
     FILE *file = append_to(path);
-    NEED(PEM_write_X509(file, cert->x509) == 1 && fclose(file) == 0);
+    CHECK(PEM_write_X509(file, cert->x509) == 1 && fclose(file) == 0);
 }
 
 void ep_test_cert_write_key(const ep_test_cert *cert, const char *path)
 {
     FILE *file = append_to(path);
-    NEED(PEM_write_PrivateKey(file, cert->key, NULL, NULL, 0, NULL, NULL) == 1 &&
-         fclose(file) == 0);
+    CHECK(PEM_write_PrivateKey(file, cert->key, NULL, NULL, 0, NULL, NULL) == 1 &&
+          fclose(file) == 0);
 }
