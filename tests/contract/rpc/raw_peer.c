@@ -2,18 +2,11 @@
 /* The peer that breaks the rules, over any lane. */
 #include "raw_peer.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "rpc/rpc_status.h"
-
-static void die(const char *what)
-{
-    fprintf(stderr, "raw peer: %s\n", what);
-    exit(1);
-}
+#include "support/check.h"
 
 static void signal_changed(raw_peer *p)
 {
@@ -27,9 +20,7 @@ static void wait_changed(raw_peer *p, const char *what)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     t.tv_sec += SECONDS;
-    if (pthread_cond_timedwait(&p->changed, &p->lock, &t) != 0) {
-        die(what);
-    }
+    CHECK(pthread_cond_timedwait(&p->changed, &p->lock, &t) == 0, "%s", what);
 }
 
 static void on_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
@@ -37,9 +28,7 @@ static void on_frame(void *arg, ep_conn *conn, ep_buffer *taken_frame)
     raw_peer *p = arg;
     (void)conn;
     pthread_mutex_lock(&p->lock);
-    if (p->frames_count == RAW_FRAMES_MAX) {
-        die("too many frames");
-    }
+    CHECK(p->frames_count != RAW_FRAMES_MAX, "too many frames");
     p->frames[p->frames_count++] = taken_frame;
     signal_changed(p);
 }
@@ -66,9 +55,7 @@ static void adopt(raw_peer *p, ep_conn *taken_conn)
 
 static void on_dial(void *arg, ep_conn *taken_conn, const ep_error *error)
 {
-    if (taken_conn == NULL) {
-        die(error->text);
-    }
+    CHECK(taken_conn != NULL, "%s", error->text);
     adopt(arg, taken_conn);
 }
 
@@ -95,9 +82,7 @@ static ep_lane_limits init(raw_peer *p, size_t memory_bytes)
     pthread_cond_init(&p->changed, &attr);
     pthread_condattr_destroy(&attr);
     pthread_mutex_init(&p->lock, NULL);
-    if (ep_buffer_pool_create(memory_bytes, 1 << 20, &p->pool) != EP_OK) {
-        die("no pool");
-    }
+    CHECK(ep_buffer_pool_create(memory_bytes, 1 << 20, &p->pool) == EP_OK, "no pool");
     return (ep_lane_limits){.frame_bytes = ep_frame_read_bytes,
                             .pool = p->pool,
                             .frame_bytes_max = (size_t)64 << 20,
@@ -116,9 +101,8 @@ void raw_peer_dial_limited(raw_peer *p, const char *url, size_t memory_bytes)
     ep_error error;
     ep_lane_address address = {.url = url};
     const ep_lane_ops *lane = ep_lane_for_url(url);
-    if (ep_lane_dial_begin(lane, &address, &limits, on_dial, p, &p->dial, &error) != EP_OK) {
-        die(error.text);
-    }
+    CHECK(ep_lane_dial_begin(lane, &address, &limits, on_dial, p, &p->dial, &error) == EP_OK, "%s",
+          error.text);
     raw_peer_accept(p);
 }
 
@@ -128,9 +112,8 @@ void raw_peer_listen(raw_peer *p, const char *url)
     ep_error error;
     ep_lane_address address = {.url = url};
     const ep_lane_ops *lane = ep_lane_for_url(url);
-    if (ep_lane_listen(lane, &address, &limits, on_accept, p, &p->listener, &error) != EP_OK) {
-        die(error.text);
-    }
+    CHECK(ep_lane_listen(lane, &address, &limits, on_accept, p, &p->listener, &error) == EP_OK,
+          "%s", error.text);
     ep_listener_url(p->listener, p->url, sizeof(p->url));
 }
 
@@ -184,9 +167,7 @@ static void sent(ep_send *send, ep_err result)
 bool raw_peer_send_bytes(raw_peer *p, const void *bytes, size_t count)
 {
     raw_send *s = calloc(1, sizeof(*s) + count);
-    if (s == NULL) {
-        die("no memory");
-    }
+    CHECK(s != NULL, "no memory");
     memcpy(s->bytes, bytes, count);
     s->peer = p;
     s->send.parts[0] = (ep_send_part){.data = s->bytes, .bytes = count};
@@ -211,9 +192,7 @@ void raw_peer_send(raw_peer *p, ep_frame frame, const void *header, const void *
     frame.tensor_offset = ep_frame_tensor_offset(frame.header_bytes);
     size_t total = frame.tensor_offset + (size_t)frame.tensor_bytes;
     uint8_t *bytes = calloc(1, total);
-    if (bytes == NULL) {
-        die("no memory");
-    }
+    CHECK(bytes != NULL, "no memory");
     if (header != NULL) {
         memcpy(bytes + EP_FRAME_FIXED_BYTES, header, frame.header_bytes);
     }
@@ -233,9 +212,7 @@ uint8_t *raw_request_header(const ProtobufCMessage *message, size_t *out_bytes)
 {
     size_t bytes = protobuf_c_message_get_packed_size(message);
     uint8_t *header = calloc(1, 4 + bytes);
-    if (header == NULL) {
-        die("no memory");
-    }
+    CHECK(header != NULL, "no memory");
     protobuf_c_message_pack(message, header + 4);
     *out_bytes = 4 + bytes;
     return header;
@@ -263,11 +240,10 @@ ep_buffer *raw_peer_receive(raw_peer *p, ep_frame *out_frame)
         frame = p->frames[p->frames_read++];
     }
     pthread_mutex_unlock(&p->lock);
-    if (frame != NULL &&
-        ep_frame_decode(frame->data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING,
-                        out_frame, NULL, NULL) != EP_OK) {
-        die("received a bad frame");
-    }
+    CHECK(frame == NULL ||
+              ep_frame_decode(frame->data, EP_FRAME_BYTES_CEILING, EP_FRAME_HEADER_BYTES_CEILING,
+                              out_frame, NULL, NULL) == EP_OK,
+          "received a bad frame");
     return frame;
 }
 
@@ -311,10 +287,7 @@ int raw_peer_hello(raw_peer *p, const Expertd__V1__Hello *hello)
 void raw_peer_meet(raw_peer *p, const char *url)
 {
     raw_peer_dial(p, url);
-    if (raw_peer_hello(p, NULL) != 0) {
-        fprintf(stderr, "a good Hello to %s was refused: %s\n", url, p->refusal.text);
-        abort();
-    }
+    CHECK(raw_peer_hello(p, NULL) == 0, "a good Hello to %s was refused: %s", url, p->refusal.text);
 }
 
 ep_frame raw_request(uint64_t call_id, uint16_t method_id)
@@ -328,9 +301,7 @@ ep_frame raw_request(uint64_t call_id, uint16_t method_id)
 void raw_status(const ep_buffer *buffer, const ep_frame *frame, ep_error *out_error)
 {
     ep_buffer_pool *pool;
-    if (ep_buffer_pool_create(0, 0, &pool) != EP_OK) {
-        die("no pool");
-    }
+    CHECK(ep_buffer_pool_create(0, 0, &pool) == EP_OK, "no pool");
     ep_rpc_status_read(pool, frame->status, buffer->data + EP_FRAME_FIXED_BYTES,
                        frame->header_bytes, out_error);
     ep_buffer_pool_destroy(pool);

@@ -17,7 +17,6 @@ typedef struct raw_peer {
     ep_dial *dial;
     ep_listener *listener;
     ep_buffer_pool *pool;
-    bool listening;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     ep_buffer *frames[RAW_FRAMES_MAX];

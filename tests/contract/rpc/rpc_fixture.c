@@ -3,16 +3,10 @@
 #include "rpc_fixture.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/random.h"
-
-static void die(const char *what, const ep_error *error)
-{
-    fprintf(stderr, "fixture: %s: %s\n", what, error != NULL ? error->text : "");
-    exit(1);
-}
+#include "support/check.h"
 
 uint64_t in_ms(uint64_t ms)
 {
@@ -25,9 +19,8 @@ static void wait_changed(fixture *f, uint64_t until_ns, const char *what)
 {
     struct timespec t = {.tv_sec = (time_t)(until_ns / EP_NS_PER_S),
                          .tv_nsec = (long)(until_ns % EP_NS_PER_S)};
-    if (pthread_cond_timedwait(&f->changed, &f->lock, &t) != 0 && ep_clock_now_ns() >= until_ns) {
-        die(what, NULL);
-    }
+    CHECK(pthread_cond_timedwait(&f->changed, &f->lock, &t) == 0 || ep_clock_now_ns() < until_ns,
+          "%s", what);
 }
 
 void fixture_wait(fixture *f, const uint32_t *counter, uint32_t value)
@@ -48,9 +41,7 @@ static void reply_ok(ep_rpc_call *call, Expertd__V1__ForwardReply_Closure closur
     const ep_rpc_incoming *asked = ep_rpc_call_incoming(call);
     if (asked->tensor_bytes > 0) {
         ep_buffer *copy;
-        if (ep_buffer_acquire(asked->pool, asked->tensor_bytes, &copy) != EP_OK) {
-            die("no buffer", NULL);
-        }
+        CHECK(ep_buffer_acquire(asked->pool, asked->tensor_bytes, &copy) == EP_OK, "no buffer");
         memcpy(copy->data, asked->tensors, asked->tensor_bytes);
         ep_rpc_call_attach(call, copy);
     }
@@ -105,9 +96,7 @@ static void hold(fixture *f, ep_rpc_call *call)
     bool cancelled = f->registering == NULL;
     f->registering = NULL;
     if (!cancelled) {
-        if (f->held_count == HELD_MAX) {
-            die("too many held calls", NULL);
-        }
+        CHECK(f->held_count != HELD_MAX, "too many held calls");
         f->held[f->held_count++] = call;
     }
     pthread_cond_broadcast(&f->changed);
@@ -148,9 +137,8 @@ static void finish_big(ep_rpc_call *call, Expertd__V1__ForwardReply_Closure clos
 {
     Expertd__V1__ForwardReply reply = EXPERTD__V1__FORWARD_REPLY__INIT;
     ep_buffer *big;
-    if (ep_buffer_acquire(ep_rpc_call_incoming(call)->pool, (size_t)17 << 20, &big) != EP_OK) {
-        die("no buffer", NULL);
-    }
+    CHECK(ep_buffer_acquire(ep_rpc_call_incoming(call)->pool, (size_t)17 << 20, &big) == EP_OK,
+          "no buffer");
     ep_rpc_call_attach(call, big);
     closure(&reply, call);
     ep_rpc_call_finish(call, EP_OK, NULL);
@@ -388,9 +376,7 @@ ep_err forward_start(fixture *f, const char *model, size_t bytes, uint8_t fill,
     header.model = (char *)(uintptr_t)model;
     header.slots = fill;
     if (bytes > 0) {
-        if (ep_buffer_acquire(f->pool, bytes, &request.tensors) != EP_OK) {
-            die("no buffer", NULL);
-        }
+        CHECK(ep_buffer_acquire(f->pool, bytes, &request.tensors) == EP_OK, "no buffer");
         memset(request.tensors->data, fill, bytes);
     }
     answer_init(out_answer, f);
@@ -484,14 +470,13 @@ static void start_server(fixture *f, const fixture_options *options)
     if (options->server != NULL) {
         options->server(&config);
     }
-    if (ep_rpc_server_create(&config, &f->server, &error) != EP_OK ||
-        ep_rpc_server_add_service(f->server, &f->expert.service.base, &error) != EP_OK ||
-        ep_rpc_server_add_service(f->server, &f->coordinator.service.base, &error) != EP_OK ||
-        ep_rpc_server_add_service(f->server, &f->weights.base, &error) != EP_OK ||
-        ep_rpc_server_listen(f->server, &(ep_lane_address){.url = options->url}, EP_ROLES_ALL,
-                             &error) != EP_OK) {
-        die("server", &error);
-    }
+    const ep_lane_address address = {.url = options->url};
+    CHECK(ep_rpc_server_create(&config, &f->server, &error) == EP_OK &&
+              ep_rpc_server_add_service(f->server, &f->expert.service.base, &error) == EP_OK &&
+              ep_rpc_server_add_service(f->server, &f->coordinator.service.base, &error) == EP_OK &&
+              ep_rpc_server_add_service(f->server, &f->weights.base, &error) == EP_OK &&
+              ep_rpc_server_listen(f->server, &address, EP_ROLES_ALL, &error) == EP_OK,
+          "%s", error.text);
     ep_rpc_server_url(f->server, 0, f->url, sizeof(f->url));
 }
 
@@ -508,13 +493,10 @@ static void start_channel(fixture *f, const fixture_options *options)
     if (options->channel != NULL) {
         options->channel(&config);
     }
-    if (ep_rpc_channel_create(&config, &f->channel, &error) != EP_OK) {
-        die("channel", &error);
-    }
-    if (!options->not_ready &&
-        ep_rpc_channel_wait_ready(f->channel, in_ms(SECONDS * 1000), &error) != EP_OK) {
-        die("channel", &error);
-    }
+    CHECK(ep_rpc_channel_create(&config, &f->channel, &error) == EP_OK, "%s", error.text);
+    CHECK(options->not_ready ||
+              ep_rpc_channel_wait_ready(f->channel, in_ms(SECONDS * 1000), &error) == EP_OK,
+          "%s", error.text);
 }
 
 void fixture_init(fixture *f, const fixture_options *options)
@@ -528,11 +510,10 @@ void fixture_init(fixture *f, const fixture_options *options)
     pthread_mutex_init(&f->lock, NULL);
     pthread_mutex_init(&f->hold_lock, NULL);
     init_services(f);
-    if (ep_timer_service_create("test", &f->timers) != EP_OK ||
-        ep_buffer_pool_create(0, (size_t)64 << 20, &f->pool) != EP_OK ||
-        pthread_create(&f->late_thread, NULL, late_main, f) != 0) {
-        die("no timers, pool or thread", NULL);
-    }
+    CHECK(ep_timer_service_create("test", &f->timers) == EP_OK &&
+              ep_buffer_pool_create(0, (size_t)64 << 20, &f->pool) == EP_OK &&
+              pthread_create(&f->late_thread, NULL, late_main, f) == 0,
+          "no timers, pool or thread");
     start_server(f, options);
     if (!options->no_channel) {
         start_channel(f, options);
@@ -559,11 +540,8 @@ void fixture_fini(fixture *f)
     ep_timer_service_destroy(f->timers);
     ep_transport_fini();
     ep_buffer_pool_read_stats(f->pool, &stats);
-    if (stats.lent_bytes != 0) {
-        fprintf(stderr, "fixture: %llu buffer bytes are still lent\n",
-                (unsigned long long)stats.lent_bytes);
-        exit(1);
-    }
+    CHECK(stats.lent_bytes == 0, "%llu buffer bytes are still lent",
+          (unsigned long long)stats.lent_bytes);
     ep_buffer_pool_destroy(f->pool);
     pthread_cond_destroy(&f->changed);
     pthread_mutex_destroy(&f->hold_lock);

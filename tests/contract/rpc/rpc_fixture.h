@@ -110,7 +110,7 @@ typedef struct fixture_options {
     bool not_ready; /* do not wait until the channel is READY */
 } fixture_options;
 
-/* Exits the process with a message when it cannot. */
+/* Ends the process with a message when it cannot. */
 void fixture_init(fixture *f, const fixture_options *options);
 void fixture_server_stop(fixture *f);
 void fixture_fini(fixture *f);

@@ -13,6 +13,7 @@
 
 #include "base/random.h"
 #include "rpc_fixture.h"
+#include "support/check.h"
 
 #define THREADS 4
 #define CALLS 1500
@@ -95,9 +96,7 @@ static ep_err start_forward(worker *w, ep_rpc_channel *channel, stress_call *cal
     request.deadline_ns =
         soon ? ep_clock_now_ns() + (1 + (dice >> 32) % 20) * EP_NS_PER_MS : in_ms(SECONDS * 1000);
     if (call->bytes > 0) {
-        if (ep_buffer_acquire(w->f->pool, call->bytes, &request.tensors) != EP_OK) {
-            exit(1);
-        }
+        CHECK(ep_buffer_acquire(w->f->pool, call->bytes, &request.tensors) == EP_OK);
         memset(request.tensors->data, call->fill, call->bytes);
     }
     ep_err err = ep_rpc_call_start(channel, &request, on_reply, call, out_id, NULL);
@@ -157,9 +156,7 @@ static void *churn_main(void *arg)
         ep_rpc_channel *channel;
         ep_rpc_channel_config config = {.address = {.url = w->f->url}, .reconnect = true};
         fixture_common(w->f, &config.common);
-        if (ep_rpc_channel_create(&config, &channel, NULL) != EP_OK) {
-            exit(1);
-        }
+        CHECK(ep_rpc_channel_create(&config, &channel, NULL) == EP_OK);
         for (uint32_t n = 0; n < 3; n++) {
             stress_call *call = &w->calls[w->started++];
             ep_rpc_call_id id;
@@ -200,9 +197,7 @@ static ep_rpc_channel *open_channel(fixture *f)
     fixture_common(f, &config.common);
     config.common.limits.ping_ms = 5;
     config.common.limits.ping_dead_count = 1000;
-    if (ep_rpc_channel_create(&config, &channel, NULL) != EP_OK) {
-        exit(1);
-    }
+    CHECK(ep_rpc_channel_create(&config, &channel, NULL) == EP_OK);
     return channel;
 }
 
@@ -238,15 +233,11 @@ static int run(const char *url, uint64_t seed)
         workers[i].channels = channels;
         workers[i].random = seed + i;
         sem_init(&workers[i].room, 0, OPEN_MAX);
-        if (pthread_create(&workers[i].thread, NULL, i < THREADS ? worker_main : churn_main,
-                           &workers[i]) != 0) {
-            return 1;
-        }
+        CHECK(pthread_create(&workers[i].thread, NULL, i < THREADS ? worker_main : churn_main,
+                             &workers[i]) == 0);
     }
     reader r = {.server = f.server};
-    if (pthread_create(&r.thread, NULL, reader_main, &r) != 0) {
-        return 1;
-    }
+    CHECK(pthread_create(&r.thread, NULL, reader_main, &r) == 0);
     for (int i = 0; i <= THREADS; i++) {
         pthread_join(workers[i].thread, NULL);
     }
