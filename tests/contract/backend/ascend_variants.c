@@ -4,7 +4,6 @@
  * With EP_CONTRACT_DEVICE in the environment on the one that CANN of ASCEND_HOME_PATH has
  * (deploy/examples/ascend-first-run).
  */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "contract/backend/backend_variants.h"
@@ -30,16 +29,4 @@ ep_err backend_variant_try_open(size_t index, const ep_backend_config *config,
     }
     own.numerics = EP_NUMERICS_AUTO;
     return ep_backend_by_name("ascend")->open(&own, out_backend, out_error);
-}
-
-ep_backend *backend_variant_open(size_t index, uint32_t threads, uint64_t memory_bytes)
-{
-    const ep_backend_config config = {.threads = threads, .memory_bytes = memory_bytes};
-    ep_backend *backend = NULL;
-    ep_error error;
-    if (backend_variant_try_open(index, &config, &backend, &error) != EP_OK) {
-        fprintf(stderr, "backend ascend does not open: %s\n", error.text);
-        abort();
-    }
-    return backend;
 }

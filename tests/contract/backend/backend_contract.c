@@ -23,15 +23,6 @@ static const ep_dtype weight_dtypes[] = {EP_DTYPE_BF16, EP_DTYPE_F16, EP_DTYPE_F
 static const char family[] = "portable";
 #endif
 
-static ep_backend_weights *load(ep_backend *backend, const ep_expert_source *source)
-{
-    ep_backend_weights *weights = NULL;
-    ep_error error;
-    ep_err err = backend->ops->weights_load(backend, source, &weights, &error);
-    cr_assert_eq(err, EP_OK, "%s: %s", backend->ops->name, error.text);
-    return weights;
-}
-
 static void expect_well(size_t variant, const char *wrong)
 {
     cr_assert_null(wrong, "%s: %s", backend_variant_name(variant), wrong == NULL ? "" : wrong);
@@ -55,7 +46,7 @@ static void run_shapes(uint32_t threads)
                 expert_fixture f =
                     expert_fixture_make(seed++, hiddens[h], inners[i], 257, weight_dtypes[d]);
                 for (size_t v = 0; v < variants; v++) {
-                    ep_backend_weights *weights = load(backends[v], &f.source);
+                    ep_backend_weights *weights = fixture_load(&f, backends[v]);
                     for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
                         expect_well(v,
                                     fixture_run(&f, backends[v], weights, 257 - rows[r], rows[r]));
@@ -91,7 +82,7 @@ Test(backend, bits_do_not_depend_on_how_rows_are_cut_into_jobs)
     for (size_t v = 0; v < backend_variants_count(); v++) {
         for (uint32_t threads = 1; threads <= 2; threads++) {
             ep_backend *backend = backend_variant_open(v, threads, 0);
-            ep_backend_weights *weights = load(backend, &f.source);
+            ep_backend_weights *weights = fixture_load(&f, backend);
             for (size_t c = 0; c < sizeof(cuts) / sizeof(cuts[0]); c++) {
                 uint32_t count = (f.rows_count + cuts[c] - 1) / cuts[c];
                 fixture_job *jobs = calloc(count, sizeof(*jobs));
@@ -129,7 +120,7 @@ Test(backend, many_jobs_of_many_experts_in_flight)
         fixture_job *jobs = calloc(JOBS, sizeof(*jobs));
         uint64_t state = v;
         for (size_t e = 0; e < EXPERTS; e++) {
-            weights[e] = load(backend, &f[e].source);
+            weights[e] = fixture_load(&f[e], backend);
         }
         for (size_t j = 0; j < JOBS; j++) {
             size_t e = ep_splitmix64(&state) % EXPERTS;
@@ -190,7 +181,7 @@ Test(backend, a_job_may_be_submitted_from_done_which_runs_on_another_thread)
     expert_fixture f = expert_fixture_make(77, 70, 40, 9, weight_dtypes[2]);
     for (size_t v = 0; v < backend_variants_count(); v++) {
         ep_backend *backend = backend_variant_open(v, 2, 0);
-        ep_backend_weights *weights = load(backend, &f.source);
+        ep_backend_weights *weights = fixture_load(&f, backend);
         chain c = {.backend = backend, .left = 100, .submitter = pthread_self()};
         fixture_job_init(&c.inner, &f, weights, 0, 9);
         c.wake = c.inner.job.done;
@@ -244,8 +235,8 @@ Test(backend, budget_counts_weights_bytes_exactly)
         ep_backend *backend = backend_variant_open(v, 1, 3 * bytes - 1);
         ep_backend_weights *weights[3] = {NULL, NULL, NULL};
         ep_error error;
-        weights[0] = load(backend, &f.source);
-        weights[1] = load(backend, &f.source);
+        weights[0] = fixture_load(&f, backend);
+        weights[1] = fixture_load(&f, backend);
         cr_assert_eq(backend->ops->weights_load(backend, &f.source, &weights[2], &error),
                      EP_ERR_RESOURCE_EXHAUSTED);
         char want[128];
@@ -257,7 +248,7 @@ Test(backend, budget_counts_weights_bytes_exactly)
         /* Space comes back, and reloaded weights answer as before. */
         for (int again = 0; again < 3; again++) {
             backend->ops->weights_unload(backend, weights[0]);
-            weights[0] = load(backend, &f.source);
+            weights[0] = fixture_load(&f, backend);
             expect_well(v, fixture_run(&f, backend, weights[0], 0, 3));
             expect_well(v, fixture_run(&f, backend, weights[1], 0, 3));
         }
@@ -268,7 +259,7 @@ Test(backend, budget_counts_weights_bytes_exactly)
         backend->ops->close(backend);
 
         backend = backend_variant_open(v, 1, bytes); /* just enough for one */
-        weights[0] = load(backend, &f.source);
+        weights[0] = fixture_load(&f, backend);
         backend->ops->weights_unload(backend, weights[0]);
         backend->ops->close(backend);
     }
@@ -324,7 +315,7 @@ Test(backend, exported_weights_come_back_with_the_same_bits)
                 ep_backend *backend = backend_variant_open(v, 2, 0);
                 if (backend->ops->weights_import != NULL) {
                     cr_assert_not_null(backend->ops->packed_layout(backend));
-                    ep_backend_weights *weights = load(backend, &f.source);
+                    ep_backend_weights *weights = fixture_load(&f, backend);
                     packed_copy copy = copy_packed(backend, weights);
                     ep_error error;
                     backend->ops->weights_unload(backend, weights);
@@ -349,7 +340,7 @@ Test(backend, a_packed_form_that_does_not_fit_is_refused_and_holds_nothing)
     for (size_t v = 0; v < backend_variants_count(); v++) {
         ep_backend *backend = backend_variant_open(v, 1, 0);
         if (backend->ops->weights_import != NULL) {
-            ep_backend_weights *weights = load(backend, &f.source), *none = NULL;
+            ep_backend_weights *weights = fixture_load(&f, backend), *none = NULL;
             packed_copy copy = copy_packed(backend, weights);
             const packed_copy good = copy;
             ep_error error;
@@ -443,7 +434,7 @@ Test(backend, refuses_bad_jobs_without_calling_done)
     expert_fixture f = expert_fixture_make(33, 8, 8, 1, EP_DTYPE_BF16);
     for (size_t v = 0; v < backend_variants_count(); v++) {
         ep_backend *backend = backend_variant_open(v, 1, 0);
-        ep_backend_weights *weights = load(backend, &f.source);
+        ep_backend_weights *weights = fixture_load(&f, backend);
         fixture_job job;
         fixture_job_init(&job, &f, weights, 0, 1);
         const ep_job good = job.job;
@@ -484,7 +475,7 @@ Test(backend, a_full_job_and_the_default_thread_count)
     expert_fixture f = expert_fixture_make(34, 9, 5, EP_JOB_ROWS_MAX, weight_dtypes[2]);
     for (size_t v = 0; v < backend_variants_count(); v++) {
         ep_backend *backend = backend_variant_open(v, 0, 0);
-        ep_backend_weights *weights = load(backend, &f.source);
+        ep_backend_weights *weights = fixture_load(&f, backend);
         expect_well(v, fixture_run(&f, backend, weights, 0, EP_JOB_ROWS_MAX));
         backend->ops->weights_unload(backend, weights);
         backend->ops->close(backend);
@@ -511,7 +502,7 @@ static void fill_queue(size_t variant)
 {
     expert_fixture f = expert_fixture_make(35, 1, 1, 1, weight_dtypes[2]);
     ep_backend *backend = backend_variant_open(variant, 1, 0);
-    ep_backend_weights *weights = load(backend, &f.source);
+    ep_backend_weights *weights = fixture_load(&f, backend);
     float out;
     ep_job_row row = f.rows[0];
     row.out = &out;

@@ -2,7 +2,6 @@
 #include "contract/backend/backend_variants.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "backends/cpu/cpu_backend.h"
 #include "support/slow_backend.h"
@@ -54,16 +53,4 @@ ep_err backend_variant_try_open(size_t index, const ep_backend_config *config,
         return ep_slow_backend_ops.open(config, out_backend, out_error);
     }
     return ep_cpu_backend_open_with(kernel_at(index - FIRST_CPU), config, out_backend, out_error);
-}
-
-ep_backend *backend_variant_open(size_t index, uint32_t threads, uint64_t memory_bytes)
-{
-    const ep_backend_config config = {.threads = threads, .memory_bytes = memory_bytes};
-    ep_backend *backend = NULL;
-    ep_error error;
-    if (backend_variant_try_open(index, &config, &backend, &error) != EP_OK) {
-        fprintf(stderr, "backend %s does not open: %s\n", backend_variant_name(index), error.text);
-        abort();
-    }
-    return backend;
 }

@@ -7,8 +7,9 @@
 
 #include "base/numeric.h"
 #include "base/random.h"
-#include "support/random_scales.h"
 #include "kernels/ffn_element.h"
+#include "support/check.h"
+#include "support/random_scales.h"
 #ifdef EP_CONTRACT_CANN
 #include "contract/backend/expert_bound.h"
 #endif
@@ -308,4 +309,25 @@ const char *fixture_run(const expert_fixture *fixture, ep_backend *backend,
     }
     fixture_job_fini(&job);
     return wrong;
+}
+
+ep_backend_weights *fixture_load(const expert_fixture *fixture, ep_backend *backend)
+{
+    ep_backend_weights *weights = NULL;
+    ep_error error;
+    CHECK(backend->ops->weights_load(backend, &fixture->source, &weights, &error) == EP_OK,
+          "%s: %s", backend->ops->name, error.text);
+    return weights;
+}
+
+void fixture_run_counts(const expert_fixture *fixture, ep_backend *backend, const char *name,
+                        uint32_t threads, const uint32_t *counts, size_t counts_count)
+{
+    ep_backend_weights *weights = fixture_load(fixture, backend);
+    for (size_t i = 0; i < counts_count; i++) {
+        const uint32_t first = fixture->rows_count - counts[i];
+        const char *wrong = fixture_run(fixture, backend, weights, first, counts[i]);
+        CHECK(wrong == NULL, "%s, %u threads, %u rows: %s", name, threads, counts[i], wrong);
+    }
+    backend->ops->weights_unload(backend, weights);
 }

@@ -38,6 +38,9 @@ void expert_fixture_reshape(expert_fixture *fixture, uint64_t seed, ep_activatio
 void expert_fixture_answer(expert_fixture *fixture, ep_ffn_family family);
 void expert_fixture_free(expert_fixture *fixture);
 
+/* Loads; a failed load ends the program with its text. */
+ep_backend_weights *fixture_load(const expert_fixture *fixture, ep_backend *backend);
+
 /* A job over rows [first, first + count) with its own outputs and guard bytes around each. */
 typedef struct fixture_job {
     ep_job job;
@@ -63,5 +66,9 @@ const char *fixture_job_check(const fixture_job *job);
 /* init, run, wait, check, fini. NULL when all is well. */
 const char *fixture_run(const expert_fixture *fixture, ep_backend *backend,
                         ep_backend_weights *weights, uint32_t first, uint32_t count);
+/* Loads, runs jobs of the last counts[] rows, and unloads. What is wrong ends the program, with
+ * name and threads in its text. */
+void fixture_run_counts(const expert_fixture *fixture, ep_backend *backend, const char *name,
+                        uint32_t threads, const uint32_t *counts, size_t counts_count);
 
 #endif

@@ -25,15 +25,6 @@ static void wait_at_gate(ep_job *job, ep_err result)
     sem_wait(&g->open);
 }
 
-static ep_backend_weights *load(ep_backend *backend, const expert_fixture *f)
-{
-    ep_backend_weights *weights = NULL;
-    ep_error error;
-    cr_assert_eq(backend->ops->weights_load(backend, &f->source, &weights, &error), EP_OK, "%s",
-                 error.text);
-    return weights;
-}
-
 /* Jobs of experts that ride with no others take the slots; then the full passes come. */
 static void run_full_passes(ep_backend *backend, const expert_fixture *f)
 {
@@ -42,13 +33,13 @@ static void run_full_passes(ep_backend *backend, const expert_fixture *f)
     fixture_job first;
     fixture_job busy[SLOTS];
     static fixture_job jobs[JOBS];
-    ep_backend_weights *weights = load(backend, f);
+    ep_backend_weights *weights = fixture_load(f, backend);
     ep_backend_weights *other_weights[SLOTS];
     sem_init(&g.open, 0, 0);
     sem_init(&g.reached, 0, 0);
     for (int s = 0; s < SLOTS; s++) {
         others[s] = expert_fixture_make((uint64_t)s, 8 + (uint32_t)s, 8, 1, EP_DTYPE_BF16);
-        other_weights[s] = load(backend, &others[s]);
+        other_weights[s] = fixture_load(&others[s], backend);
         fixture_job_init(&busy[s], &others[s], other_weights[s], 0, 1);
     }
     fixture_job_init(&first, &others[0], other_weights[0], 0, 1);
@@ -113,7 +104,7 @@ Test(ascend_passes, one_job_of_many_rows_of_every_kind)
     ep_backend *backend = backend_variant_open(0, 1, 0);
     for (size_t k = 0; k < KINDS; k++) {
         expert_fixture f = fixture_of(k, MANY_ROWS);
-        ep_backend_weights *weights = load(backend, &f);
+        ep_backend_weights *weights = fixture_load(&f, backend);
         const char *wrong = fixture_run(&f, backend, weights, 0, MANY_ROWS);
         cr_assert_null(wrong, "kind %zu: %s", k, wrong != NULL ? wrong : "");
         backend->ops->weights_unload(backend, weights);

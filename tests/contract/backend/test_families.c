@@ -71,16 +71,16 @@ static void expect_rows(const opened *o, const expert_fixture *f, const uint32_t
                         size_t sizes_count)
 {
     for (size_t b = 0; b < o->count; b++) {
-        ep_backend_weights *weights = NULL;
-        ep_error error;
-        ASSERT_OK(o->all[b]->ops->weights_load(o->all[b], &f->source, &weights, &error), error);
-        for (size_t i = 0; i < sizes_count; i++) {
-            const uint32_t first = f->rows_count - sizes[i];
-            const char *wrong = fixture_run(f, o->all[b], weights, first, sizes[i]);
-            cr_assert_null(wrong, "%s, %u rows: %s", o->names[b], sizes[i], wrong);
-        }
-        o->all[b]->ops->weights_unload(o->all[b], weights);
+        fixture_run_counts(f, o->all[b], o->names[b], 1 + (uint32_t)b, sizes, sizes_count);
     }
+}
+
+static void read_id(ep_backend *backend, unsigned format, bool wide_inputs, uint32_t others,
+                    char out_id[EP_NUMERICS_ID_BYTES])
+{
+    cr_assert_eq(
+        backend->ops->numerics_id(backend, (ep_weight_format)format, wide_inputs, others, out_id),
+        EP_OK);
 }
 
 static void expect_all_numbers_of_rows(ep_numerics numerics, ep_weight_format format)
@@ -170,26 +170,23 @@ static void expect_ids(ep_numerics numerics, ep_weight_format format)
     char first[EP_NUMERICS_ID_BYTES];
     char id[EP_NUMERICS_ID_BYTES];
     char other[EP_NUMERICS_ID_BYTES];
-    cr_assert_eq(o.all[0]->ops->numerics_id(o.all[0], format, false, 0, first), EP_OK);
+    read_id(o.all[0], format, false, 0, first);
     for (size_t b = 0; b < o.count; b++) {
-        cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], format, false, 0, id), EP_OK);
+        read_id(o.all[b], format, false, 0, id);
         cr_assert_str_eq(id, first, "%s", o.names[b]);
         for (unsigned f = EP_WEIGHTS_BF16; f < EP_WEIGHTS_COUNT; f++) {
             char want[EP_NUMERICS_ID_BYTES];
             snprintf(want, sizeof(want), "%s/%s/rne/", family_of(numerics, (ep_weight_format)f),
                      ep_weight_format_name((ep_weight_format)f));
-            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], (ep_weight_format)f, false, 0, id),
-                         EP_OK);
+            read_id(o.all[b], f, false, 0, id);
             cr_assert(strncmp(id, want, strlen(want)) == 0, "%s, not %s", id, want);
-            cr_assert_eq(
-                pairs.all[1]->ops->numerics_id(pairs.all[1], (ep_weight_format)f, false, 0, other),
-                EP_OK);
+            read_id(pairs.all[1], f, false, 0, other);
             const bool is_same = strcmp(family_of(numerics, (ep_weight_format)f),
                                         family_of(EP_NUMERICS_BF16DP, (ep_weight_format)f)) == 0;
             cr_assert_eq(strcmp(id, other) == 0, is_same, "%s and %s", id, other);
         }
     }
-    cr_assert_eq(portable.all[1]->ops->numerics_id(portable.all[1], format, false, 0, id), EP_OK);
+    read_id(portable.all[1], format, false, 0, id);
     cr_assert_str_neq(strchr(id, '/'), strchr(first, '/'), "the answers are the same");
     close_all(&pairs);
     close_all(&portable);
@@ -217,9 +214,9 @@ static void expect_auto(ep_weight_format format, bool wide_inputs, ep_numerics s
     f.source.wide_inputs = wide_inputs;
     expert_fixture_answer(&f, ep_numerics_family(same, format));
     expect_rows(&o, &f, sizes, 3);
-    cr_assert_eq(named.all[1]->ops->numerics_id(named.all[1], format, false, 0, want), EP_OK);
+    read_id(named.all[1], format, false, 0, want);
     for (size_t b = 0; b < o.count; b++) {
-        cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], format, wide_inputs, 0, id), EP_OK);
+        read_id(o.all[b], format, wide_inputs, 0, id);
         cr_expect_str_eq(id, want, "%s", o.names[b]);
     }
     f.source.wide_inputs = true; /* a name is a name */
@@ -273,9 +270,7 @@ Test(families, the_references_answers_are_those_recorded)
         ep_error error;
         ep_backend *backend;
         ASSERT_OK(ep_backend_by_name("reference")->open(&config, &backend, &error), error);
-        cr_assert_eq(
-            backend->ops->numerics_id(backend, recorded[n].format, false, recorded[n].others, id),
-            EP_OK);
+        read_id(backend, recorded[n].format, false, recorded[n].others, id);
         cr_expect_str_eq(id, recorded[n].id);
         backend->ops->close(backend);
     }
@@ -293,8 +288,7 @@ static void expect_ids_of_a_strange_opener(ep_numerics numerics)
     char id[EP_NUMERICS_ID_BYTES];
     fenv_t before;
     opened o = open_all(numerics, EP_WEIGHTS_BF16);
-    cr_assert_eq(o.all[0]->ops->numerics_id(o.all[0], EP_WEIGHTS_BF16, false, UINT32_MAX, usual),
-                 EP_OK);
+    read_id(o.all[0], EP_WEIGHTS_BF16, false, UINT32_MAX, usual);
     close_all(&o);
     cr_assert_eq(fegetenv(&before), 0);
     cr_assert_eq(fesetround(FE_UPWARD), 0);
@@ -304,8 +298,7 @@ static void expect_ids_of_a_strange_opener(ep_numerics numerics)
     o = open_all(numerics, EP_WEIGHTS_BF16);
     cr_assert_eq(fesetenv(&before), 0);
     for (size_t b = 0; b < o.count; b++) {
-        cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_BF16, false, UINT32_MAX, id),
-                     EP_OK);
+        read_id(o.all[b], EP_WEIGHTS_BF16, false, UINT32_MAX, id);
         cr_expect_str_eq(id, usual, "%s", o.names[b]);
     }
     close_all(&o);
@@ -448,7 +441,7 @@ static void id_of(const ep_ffn_kernel *kernel, ep_numerics numerics, ep_weight_f
     ep_error error;
     ep_backend *backend;
     ASSERT_OK(ep_cpu_backend_open_with(kernel, &config, &backend, &error), error);
-    cr_assert_eq(backend->ops->numerics_id(backend, format, false, 0, out_id), EP_OK);
+    read_id(backend, format, false, 0, out_id);
     backend->ops->close(backend);
 }
 
@@ -522,7 +515,7 @@ Test(families, the_variable_forces_a_lower_path)
             cr_assert_neq(i, 0);
             continue; /* this CPU is lower still */
         }
-        cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_BF16, false, 0, id), EP_OK);
+        read_id(backend, EP_WEIGHTS_BF16, false, 0, id);
         cr_assert(strncmp(id, "portable/", 9) == 0, "%s with %s", id, forced[i]);
         cr_assert_str_eq(ep_ffn_kernel_of(EP_FFN_FAMILY_PORTABLE)->name,
                          i == 0 ? "generic" : forced[i]);
@@ -547,14 +540,10 @@ Test(families, w8a8_has_one_id_in_all_families)
     for (size_t i = 0; i < 4; i++) {
         opened o = open_all(numerics[i], EP_WEIGHTS_BF16);
         for (size_t b = 0; b < o.count; b++) {
-            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_W8A8, false,
-                                                    1u << EP_WEIGHTS_W8A8, id),
-                         EP_OK);
+            read_id(o.all[b], EP_WEIGHTS_W8A8, false, 1u << EP_WEIGHTS_W8A8, id);
             memcpy(first, first[0] == '\0' ? id : first, sizeof(first));
             cr_assert_str_eq(id, first, "%s", o.names[b]);
-            cr_assert_eq(o.all[b]->ops->numerics_id(o.all[b], EP_WEIGHTS_W8A8, false,
-                                                    1u << EP_WEIGHTS_BF16, mixed[i]),
-                         EP_OK);
+            read_id(o.all[b], EP_WEIGHTS_W8A8, false, 1u << EP_WEIGHTS_BF16, mixed[i]);
         }
         close_all(&o);
     }
@@ -571,7 +560,7 @@ static void groups_id(ep_numerics numerics, ep_weight_format format,
     ep_backend *backend;
     ep_error error;
     ASSERT_OK(ep_backend_by_name("cpu")->open(&config, &backend, &error), error);
-    cr_assert_eq(backend->ops->numerics_id(backend, format, false, 1u << format, out_id), EP_OK);
+    read_id(backend, format, false, 1u << format, out_id);
     backend->ops->close(backend);
 }
 

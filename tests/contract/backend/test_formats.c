@@ -22,20 +22,6 @@ static ep_backend *open_with(ep_numerics numerics, uint32_t threads)
     return backend;
 }
 
-static void expect_rows(ep_backend *backend, uint32_t threads, const expert_fixture *f,
-                        const uint32_t *counts, size_t counts_count)
-{
-    ep_backend_weights *weights = NULL;
-    ep_error error;
-    ASSERT_OK(backend->ops->weights_load(backend, &f->source, &weights, &error), error);
-    for (size_t i = 0; i < counts_count; i++) {
-        const char *wrong = fixture_run(f, backend, weights, f->rows_count - counts[i], counts[i]);
-        cr_assert_null(wrong, "%s, %u threads, %u rows: %s",
-                       ep_weight_format_name(f->source.format), threads, counts[i], wrong);
-    }
-    backend->ops->weights_unload(backend, weights);
-}
-
 static expert_fixture make(ep_numerics numerics, ep_weight_format format, uint32_t hidden,
                            uint32_t inner, uint32_t rows)
 {
@@ -63,7 +49,7 @@ static void expect_all_numbers_of_rows(ep_numerics numerics)
             continue;
         }
         expert_fixture f = make(numerics, (ep_weight_format)format, 23, 17, EP_JOB_ROWS_MAX);
-        expect_rows(backend, 3, &f, counts, EP_ARRAY_COUNT(counts));
+        fixture_run_counts(&f, backend, "cpu", 3, counts, EP_ARRAY_COUNT(counts));
         expert_fixture_free(&f);
     }
     backend->ops->close(backend);
@@ -89,7 +75,8 @@ static void expect_all_numbers_of_threads(ep_numerics numerics)
         ep_backend *backend = open_with(numerics, threads[t]);
         for (unsigned format = EP_WEIGHTS_NONE + 1; format < EP_WEIGHTS_COUNT; format++) {
             if (is_asked(numerics, format)) {
-                expect_rows(backend, threads[t], &fixtures[format], counts, EP_ARRAY_COUNT(counts));
+                fixture_run_counts(&fixtures[format], backend, "cpu", threads[t], counts,
+                                   EP_ARRAY_COUNT(counts));
             }
         }
         backend->ops->close(backend);

@@ -25,7 +25,7 @@ static bench open_bench(void)
     ep_error error;
     ep_slow_backend_reset(1);
     ASSERT_OK(ep_slow_backend_ops.open(&config, &b.backend, &error), error);
-    ASSERT_OK(b.backend->ops->weights_load(b.backend, &b.f.source, &b.weights, &error), error);
+    b.weights = fixture_load(&b.f, b.backend);
     ep_slow_backend_reset(1);
     return b;
 }

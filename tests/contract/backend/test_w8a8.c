@@ -4,29 +4,18 @@
  * gate and up, and in those that round in a stage. */
 #include <criterion/criterion.h>
 
+#include "base/check.h"
 #include "contract/backend/backend_variants.h"
 #include "contract/backend/expert_fixture.h"
 
-enum { ROWS = 600, SIZES = 74, SIZES_MAX = 70 };
-
-static void expect_rows(ep_backend *backend, const char *name, uint32_t threads,
-                        const expert_fixture *f)
-{
-    const uint32_t more[SIZES - SIZES_MAX] = {255, 256, 257, ROWS};
-    ep_backend_weights *weights = NULL;
-    ep_error error;
-    cr_assert_eq(backend->ops->weights_load(backend, &f->source, &weights, &error), EP_OK, "%s",
-                 error.text);
-    for (uint32_t i = 0; i < SIZES; i++) {
-        const uint32_t count = i < SIZES_MAX ? i + 1 : more[i - SIZES_MAX];
-        const char *wrong = fixture_run(f, backend, weights, f->rows_count - count, count);
-        cr_assert_null(wrong, "%s, %u threads, %u rows: %s", name, threads, count, wrong);
-    }
-    backend->ops->weights_unload(backend, weights);
-}
+enum { ROWS = 600 };
 
 Test(w8a8, bits_are_equal_for_all_numbers_of_rows_and_threads)
 {
+    uint32_t counts[74] = {[70] = 255, 256, 257, ROWS};
+    for (uint32_t i = 0; i < 70; i++) {
+        counts[i] = i + 1;
+    }
     const uint32_t shapes[][2] = {{33, 15}, {67, 303}, {67, 303}};
     for (uint32_t s = 0; s < 3; s++) {
         expert_fixture f =
@@ -40,7 +29,8 @@ Test(w8a8, bits_are_equal_for_all_numbers_of_rows_and_threads)
         for (size_t v = 0; v < backend_variants_count(); v++) {
             for (uint32_t threads = s == 2 ? 2 : 1; threads <= 4; threads++) {
                 ep_backend *backend = backend_variant_open(v, threads, 0);
-                expect_rows(backend, backend_variant_name(v), threads, &f);
+                fixture_run_counts(&f, backend, backend_variant_name(v), threads, counts,
+                                   EP_ARRAY_COUNT(counts));
                 backend->ops->close(backend);
             }
         }
