@@ -10,14 +10,28 @@
 #include "cli/exit_code.h"
 #include "cli/output.h"
 
-static char *printed_table(ep_cli_table *taken_table)
+/* What is printed of rows from first on, at most rows_max of them, for so many columns; freed by
+ * the caller. */
+static char *printed(const ep_cli_table *table, size_t columns, size_t first, size_t rows_max)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    cr_assert(ep_cli_table_print_part(table, columns, first, rows_max, out));
+    fclose(out);
+    return text;
+}
+
+/* All of table, which is destroyed. */
+static void expect_all(ep_cli_table *taken_table, const char *wanted)
 {
     char *text = NULL;
     size_t bytes = 0;
     FILE *out = open_memstream(&text, &bytes);
     cr_assert(ep_cli_table_print(taken_table, out));
     fclose(out);
-    return text;
+    cr_expect_str_eq(text, wanted, "%s", text);
+    free(text);
 }
 
 Test(output, columns_are_aligned)
@@ -32,9 +46,7 @@ Test(output, columns_are_aligned)
     ep_cli_table_cell(table, "longer");
     ep_cli_table_cell(table, "%d", 1234);
     ep_cli_table_cell(table, "y");
-    char *text = printed_table(table);
-    cr_assert_str_eq(text, expected);
-    free(text);
+    expect_all(table, expected);
 }
 
 Test(output, as_many_columns_as_allowed_keep_their_places)
@@ -57,26 +69,18 @@ Test(output, as_many_columns_as_allowed_keep_their_places)
         }
         at += (size_t)snprintf(expected + at, sizeof(expected) - at, "\n");
     }
-    char *text = printed_table(table);
-    cr_assert_str_eq(text, expected);
-    free(text);
+    expect_all(table, expected);
 }
 
 Test(output, an_empty_table_has_its_headings)
 {
     ep_cli_table *table = ep_cli_table_create("A|>B");
-    char *text = printed_table(table);
-    cr_assert_str_eq(text, "A  B\n");
-    free(text);
+    expect_all(table, "A  B\n");
 }
 
 static void expect_fit(const ep_cli_table *table, size_t columns, const char *wanted)
 {
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *out = open_memstream(&text, &bytes);
-    cr_assert(ep_cli_table_print_part(table, columns, 0, SIZE_MAX, out));
-    fclose(out);
+    char *text = printed(table, columns, 0, SIZE_MAX);
     cr_expect_str_eq(text, wanted, "%zu columns:\n%s", columns, text);
     free(text);
 }
@@ -121,13 +125,8 @@ Test(output, no_line_is_wider_than_the_terminal)
                           "if-there-were-another-way");
     }
     for (size_t columns = 1; columns < 400; columns++) {
-        char *text = NULL;
-        char *rest;
-        size_t bytes = 0;
-        FILE *out = open_memstream(&text, &bytes);
-        cr_assert(ep_cli_table_print_part(table, columns, 0, SIZE_MAX, out));
-        fclose(out);
-        rest = text;
+        char *text = printed(table, columns, 0, SIZE_MAX);
+        char *rest = text;
         for (char *line; (line = strsep(&rest, "\n")) != NULL;) {
             cr_expect_leq(ep_text_columns(line), columns, "%zu columns: %s", columns, line);
         }
@@ -138,15 +137,11 @@ Test(output, no_line_is_wider_than_the_terminal)
 
 Test(output, only_some_rows)
 {
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *out = open_memstream(&text, &bytes);
     ep_cli_table *table = ep_cli_table_create(">A");
     for (int i = 0; i < 5; i++) {
         ep_cli_table_cell(table, "%d", i);
     }
-    cr_assert(ep_cli_table_print_part(table, 80, 1, 2, out));
-    fclose(out);
+    char *text = printed(table, 80, 1, 2);
     cr_assert_str_eq(text, "A\n1\n2\n");
     free(text);
     ep_cli_table_destroy(table);
@@ -228,9 +223,7 @@ Test(output, control_bytes_cannot_reach_the_terminal)
     ep_cli_table *table = ep_cli_table_create("A|B");
     ep_cli_table_cell(table, "x\033[31my\n");
     ep_cli_table_cell(table, "\xc3\xa4|"); /* one character wide */
-    char *text = printed_table(table);
-    cr_assert_str_eq(text, "A               B\nx\\x1b[31my\\x0a  \xc3\xa4|\n");
-    free(text);
+    expect_all(table, "A               B\nx\\x1b[31my\\x0a  \xc3\xa4|\n");
 }
 
 Test(output, a_line_stays_one)
@@ -250,9 +243,10 @@ Test(output, many_rows)
     for (int i = 0; i < 5000; i++) {
         ep_cli_table_cell(table, "%d", i);
     }
-    char *text = printed_table(table);
+    char *text = printed(table, 0, 0, SIZE_MAX);
     cr_assert_str_eq(text + strlen(text) - 5, "4999\n");
     free(text);
+    ep_cli_table_destroy(table);
 }
 
 Test(output, a_full_file_is_noticed)
