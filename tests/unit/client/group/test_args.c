@@ -17,105 +17,71 @@
 enum { A2 = 1, A3 = 2, BOTH = 3 };            /* profiles, 1 << (number - 1) */
 enum { DISPATCH = 1, COMBINE = 2, EACH = 3 }; /* operators */
 
+/* The numbers of a call, each with its name. GROUP_TP is a group of so many ranks, 0 none; COMM is
+ * an index in comm_names; INDEX is expand_idx: 1 instead of assist_info_for_combine, 2 beside it.
+ * From ELASTIC on they are tensors: 0 absent, 1 given; the mask: its rank. */
+#define KNOBS_MAP(X)                                                                               \
+    X(NOTHING, "")                                                                                 \
+    X(WORLD, "ranks")                                                                              \
+    X(EP_WORLD, "ep_world_size")                                                                   \
+    X(EP_RANK, "ep_rank_id")                                                                       \
+    X(MOE, "moe_expert_num")                                                                       \
+    X(SHARED, "shared_expert_num")                                                                 \
+    X(SHARED_RANKS, "shared_expert_rank_num")                                                      \
+    X(TP, "tp_world_size")                                                                         \
+    X(TP_RANK, "tp_rank_id")                                                                       \
+    X(GROUP_TP, "group_tp")                                                                        \
+    X(SHARD, "expert_shard_type")                                                                  \
+    X(GLOBAL_BS, "global_bs")                                                                      \
+    X(ZERO, "zero_expert_num")                                                                     \
+    X(COPY, "copy_expert_num")                                                                     \
+    X(CONST, "const_expert_num")                                                                   \
+    X(COMM, "comm_alg")                                                                            \
+    X(DUPLICATES, "allow_duplicates")                                                              \
+    X(CONST_RULE, "const_rule")                                                                    \
+    X(QUANT, "quant_mode")                                                                         \
+    X(NUMS_TYPE, "expert_token_nums_type")                                                         \
+    X(COMM_QUANT, "comm_quant_mode")                                                               \
+    X(OUT_DTYPE, "out_dtype")                                                                      \
+    X(LIST_TYPE, "group_list_type")                                                                \
+    X(NAN_POLICY, "nan_policy")                                                                    \
+    X(X_ABS_MAX, "x_abs_max")                                                                      \
+    X(BS, "BS")                                                                                    \
+    X(K, "K")                                                                                      \
+    X(H, "H")                                                                                      \
+    X(DTYPE, "dtype")                                                                              \
+    X(IDS_DTYPE, "ids' dtype")                                                                     \
+    X(ELASTIC, "elastic_info")                                                                     \
+    X(SCALES, "scales")                                                                            \
+    X(MASK, "x_active_mask")                                                                       \
+    X(EXPERT_SCALES, "expert_scales")                                                              \
+    X(PERFORMANCE, "performance_info")                                                             \
+    X(DYNAMIC_SCALES, "dynamic_scales")                                                            \
+    X(TP_COUNTS, "tp counts")                                                                      \
+    X(EXPAND_SCALES, "expand_scales")                                                              \
+    X(ACTIVATION_SCALE, "activation_scale")                                                        \
+    X(WEIGHT_SCALE, "weight_scale")                                                                \
+    X(GROUP_LIST, "group_list")                                                                    \
+    X(SHARED_X, "shared_expert_x")                                                                 \
+    X(ORI_X, "ori_x")                                                                              \
+    X(ALPHA_1, "const_expert_alpha_1")                                                             \
+    X(ALPHA_2, "const_expert_alpha_2")                                                             \
+    X(CONST_V, "const_expert_v")                                                                   \
+    X(INDEX, "expand_idx")
+
 typedef enum knob {
-    NOTHING,
-    WORLD,
-    EP_WORLD,
-    EP_RANK,
-    MOE,
-    SHARED,
-    SHARED_RANKS,
-    TP,
-    TP_RANK,
-    GROUP_TP, /* a group of so many ranks; 0 none */
-    SHARD,
-    GLOBAL_BS,
-    ZERO,
-    COPY,
-    CONST,
-    COMM, /* index in comm_names */
-    DUPLICATES,
-    CONST_RULE,
-    QUANT,
-    NUMS_TYPE,
-    COMM_QUANT,
-    OUT_DTYPE,
-    LIST_TYPE,
-    NAN_POLICY,
-    X_ABS_MAX,
-    BS,
-    K,
-    H,
-    DTYPE,
-    IDS_DTYPE,
-    /* tensors: 0 absent, 1 given; the mask: its rank */
-    ELASTIC,
-    SCALES,
-    MASK,
-    EXPERT_SCALES,
-    PERFORMANCE,
-    DYNAMIC_SCALES,
-    TP_COUNTS,
-    EXPAND_SCALES,
-    ACTIVATION_SCALE,
-    WEIGHT_SCALE,
-    GROUP_LIST,
-    SHARED_X,
-    ORI_X,
-    ALPHA_1,
-    ALPHA_2,
-    CONST_V,
-    INDEX, /* expand_idx: 1 instead of assist_info_for_combine, 2 beside it */
-    KNOBS
+#define X(knob, name) knob,
+    KNOBS_MAP(X)
+#undef X
+        KNOBS
 } knob;
 
-static const char *const knob_names[KNOBS] = {"",
-                                              "ranks",
-                                              "ep_world_size",
-                                              "ep_rank_id",
-                                              "moe_expert_num",
-                                              "shared_expert_num",
-                                              "shared_expert_rank_num",
-                                              "tp_world_size",
-                                              "tp_rank_id",
-                                              "group_tp",
-                                              "expert_shard_type",
-                                              "global_bs",
-                                              "zero_expert_num",
-                                              "copy_expert_num",
-                                              "const_expert_num",
-                                              "comm_alg",
-                                              "allow_duplicates",
-                                              "const_rule",
-                                              "quant_mode",
-                                              "expert_token_nums_type",
-                                              "comm_quant_mode",
-                                              "out_dtype",
-                                              "group_list_type",
-                                              "nan_policy",
-                                              "x_abs_max",
-                                              "BS",
-                                              "K",
-                                              "H",
-                                              "dtype",
-                                              "ids' dtype",
-                                              "elastic_info",
-                                              "scales",
-                                              "x_active_mask",
-                                              "expert_scales",
-                                              "performance_info",
-                                              "dynamic_scales",
-                                              "tp counts",
-                                              "expand_scales",
-                                              "activation_scale",
-                                              "weight_scale",
-                                              "group_list",
-                                              "shared_expert_x",
-                                              "ori_x",
-                                              "const_expert_alpha_1",
-                                              "const_expert_alpha_2",
-                                              "const_expert_v",
-                                              "expand_idx"};
+static const char *const knob_names[KNOBS] = {
+#define X(knob, name) name,
+    KNOBS_MAP(X)
+#undef X
+};
+
 enum { NAMELESS, FULLMESH, FULLMESH_V1, FULLMESH_V2, HIERARCHY, RING };
 static const char *const comm_names[] = {NULL,          "fullmesh",  "fullmesh_v1",
                                          "fullmesh_v2", "hierarchy", "ring"};
@@ -142,10 +108,10 @@ static bool by_host(const scene *s)
 }
 
 /* What a program brings for the numbers it has chosen; -1 in what a row leaves open. */
-static void choose_tensors(scene *s, unsigned profile, unsigned operator)
+static void choose_tensors(scene *s, unsigned profile, unsigned op)
 {
     int64_t *v = s->v;
-    const change usual[] = {{EXPERT_SCALES, operator== COMBINE || profile == A2 || by_host(s)},
+    const change usual[] = {{EXPERT_SCALES, op == COMBINE || profile == A2 || by_host(s)},
                             {DYNAMIC_SCALES, v[QUANT] == 2},
                             {TP_COUNTS, v[TP] == 2},
                             {ORI_X, v[COPY] > 0 || v[CONST] > 0},
@@ -284,8 +250,7 @@ static void set_combine(scene *s, sizes z)
     m->x_out = tensor(true, dtype, 2, v[BS], v[H]);
 }
 
-static void set_scene(scene *s, unsigned profile, unsigned operator, const change * changes,
-                      size_t count)
+static void set_scene(scene *s, unsigned profile, unsigned op, const change *changes, size_t count)
 {
     static const change usual[] = {{WORLD, 16},
                                    {EP_RANK, -1},
@@ -313,19 +278,19 @@ static void set_scene(scene *s, unsigned profile, unsigned operator, const chang
     for (size_t i = 0; i < count; i++) {
         s->v[changes[i].knob] = changes[i].value;
     }
-    choose_tensors(s, profile, operator);
+    choose_tensors(s, profile, op);
     set_params(s, profile);
     set_dispatch(s, sizes_of(s, profile, EXPERT_SCALES));
     set_combine(s, sizes_of(s, profile, EXPAND_SCALES));
 }
 
-static ep_err prepare(scene *s, unsigned operator, ep_error * error)
+static ep_err prepare(scene *s, unsigned op, ep_error *error)
 {
     size_t bytes;
     ep_group_plan *plan = NULL;
     ep_error_clear(error);
     ep_fork_guard_init(&s->group.fork);
-    ep_err err = operator== DISPATCH
+    ep_err err = op == DISPATCH
                      ? ep_moe_dispatch_prepare(&s->group, &s->dispatch, &bytes, &plan, error)
                      : ep_moe_combine_prepare(&s->group, &s->combine, NULL, &bytes, &plan, error);
     ep_group_plan_destroy(plan);
@@ -343,17 +308,17 @@ typedef struct row {
     const char *says; /* the text begins with it; NULL: passes */
 } row;
 
-static void describe(const row *r, unsigned profile, unsigned operator, char * out, size_t bytes)
+static void describe(const row *r, unsigned profile, unsigned op, char *out, size_t bytes)
 {
-    int used = snprintf(out, bytes, "%s %s:",
-                        profile == A2 ? "a2" : "a3", operator== DISPATCH ? "dispatch" : "combine");
+    int used = snprintf(out, bytes, "%s %s:", profile == A2 ? "a2" : "a3",
+                        op == DISPATCH ? "dispatch" : "combine");
     for (int i = 0; i < CHANGES_MAX && r->changes[i].knob != NOTHING; i++) {
         used += snprintf(out + used, bytes - (size_t)used, " %s %lld",
                          knob_names[r->changes[i].knob], (long long)r->changes[i].value);
     }
 }
 
-static void check(const row *r, unsigned profile, unsigned operator)
+static void check(const row *r, unsigned profile, unsigned op)
 {
     static scene s;
     char claim[300];
@@ -362,9 +327,9 @@ static void check(const row *r, unsigned profile, unsigned operator)
     while (count < CHANGES_MAX && r->changes[count].knob != NOTHING) {
         count++;
     }
-    describe(r, profile, operator, claim, sizeof(claim));
-    set_scene(&s, profile, operator, r->changes, count);
-    ep_err err = prepare(&s, operator, & error);
+    describe(r, profile, op, claim, sizeof(claim));
+    set_scene(&s, profile, op, r->changes, count);
+    ep_err err = prepare(&s, op, &error);
     if (r->says == NULL) {
         cr_expect_eq(err, EP_OK, "%s passes: %s", claim, error.text);
     } else {
@@ -377,9 +342,9 @@ static void check_all(const row *rows, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         for (unsigned profile = A2; profile <= A3; profile++) {
-            for (unsigned operator= DISPATCH; operator<= COMBINE; operator++) {
-                if ((rows[i].profiles & profile) != 0 && (rows[i].operators & operator) != 0) {
-                    check(&rows[i], profile, operator);
+            for (unsigned op = DISPATCH; op <= COMBINE; op++) {
+                if ((rows[i].profiles & profile) != 0 && (rows[i].operators & op) != 0) {
+                    check(&rows[i], profile, op);
                 }
             }
         }
@@ -721,6 +686,16 @@ static const row with_index_rows[] = {
 };
 #undef I
 
+/* The combine of s becomes one with a norm behind it. */
+static void move_out_to_norm(scene *s, ep_moe_add_rms_norm *out_norm)
+{
+    ep_moe_add_rms_norm_init(out_norm);
+    out_norm->residual_x = s->combine.x_out;
+    out_norm->y = s->combine.x_out;
+    out_norm->gamma = tensor(true, EP_DTYPE_BF16, 1, s->v[H], 0);
+    memset(&s->combine.x_out, 0, sizeof(s->combine.x_out));
+}
+
 Test(group_args, with_index)
 {
     CHECK_ALL(with_index_rows);
@@ -731,11 +706,7 @@ Test(group_args, with_index)
     ep_group_plan *plan;
     ep_moe_add_rms_norm norm;
     set_scene(&s, A3, COMBINE, changes, 2);
-    ep_moe_add_rms_norm_init(&norm);
-    norm.residual_x = s.combine.x_out;
-    norm.y = s.combine.x_out;
-    norm.gamma = tensor(true, EP_DTYPE_BF16, 1, 7168, 0);
-    memset(&s.combine.x_out, 0, sizeof(s.combine.x_out));
+    move_out_to_norm(&s, &norm);
     cr_expect_eq(ep_moe_combine_prepare(&s.group, &s.combine, &norm, &bytes, &plan, &error),
                  EP_ERR_INVALID_ARGUMENT);
     cr_expect_str_eq(error.text, "expand_idx is given: allowed only absent (the vendor has no "
@@ -748,7 +719,7 @@ Test(group_args, with_index)
 #define M(field) #field, COMBINE, offsetof(scene, combine.field)
 typedef struct form_row {
     const char *name;
-    unsigned operator;
+    unsigned op;
     size_t offset;
     bool required; /* refused when forgotten */
     bool is_sized; /* its first dimension is checked against the others' */
@@ -820,8 +791,8 @@ static void spoil(ep_tensor *t, form f)
 static bool is_number(const form_row *r, form f)
 {
     bool is_ids = strcmp(r->name, "expert_ids") == 0;
-    bool is_x = strcmp(r->name, r->operator== COMBINE ? "expand_x" : "x") == 0;
-    return (f == SHORT_ROWS && (is_ids || is_x)) || (f == SHORT && is_ids && r->operator== COMBINE);
+    bool is_x = strcmp(r->name, r->op == COMBINE ? "expand_x" : "x") == 0;
+    return (f == SHORT_ROWS && (is_ids || is_x)) || (f == SHORT && is_ids && r->op == COMBINE);
 }
 
 static void set_all(scene *s, const form_row *r, unsigned profile)
@@ -839,9 +810,9 @@ static void set_all(scene *s, const form_row *r, unsigned profile)
                           {H, 4096},
                           {EXPAND_SCALES, profile == A2}};
     if (strcmp(r->name, "expand_idx") == 0) {
-        set_scene(s, profile, r->operator, index, sizeof(index) / sizeof(index[0]));
+        set_scene(s, profile, r->op, index, sizeof(index) / sizeof(index[0]));
     } else {
-        set_scene(s, profile, r->operator, all, sizeof(all) / sizeof(all[0]));
+        set_scene(s, profile, r->op, all, sizeof(all) / sizeof(all[0]));
     }
 }
 
@@ -856,14 +827,14 @@ static void check_form(const form_row *r, unsigned profile, form f)
         return;
     }
     spoil(t, f);
-    ep_err err = prepare(&s, r->operator, & error);
+    ep_err err = prepare(&s, r->op, &error);
     if (f == FORGOTTEN && !r->required) {
         cr_expect_eq(err, EP_OK, "profile %u, %s %s: %s", profile, r->name, form_names[f],
                      error.text);
         return;
     }
     cr_expect(err == EP_ERR_INVALID_ARGUMENT && strstr(error.text, r->name) != NULL,
-              "profile %u, operator %u, %s %s is refused by name, not \"%s\"", profile, r->operator,
+              "profile %u, operator %u, %s %s is refused by name, not \"%s\"", profile, r->op,
               r->name, form_names[f], error.text);
     cr_expect(f != FORGOTTEN || strstr(error.text, " is missing") != NULL, "%s", error.text);
 }
@@ -903,18 +874,18 @@ Test(group_args, frames_must_fit)
                  EP_OK, "%s", error.text);
     /* 2 experts per rank: 64 rows of 8 KiB, and what says whose they are */
     cr_expect(buffers.frame_bytes > 64 * 8192 && buffers.frame_bytes < 64 * 8192 + 4096);
-    for (unsigned operator= DISPATCH; operator<= COMBINE; operator++) {
-        set_scene(&s, A3, operator, NULL, 0);
+    for (unsigned op = DISPATCH; op <= COMBINE; op++) {
+        set_scene(&s, A3, op, NULL, 0);
         s.group.frame_bytes_max = (size_t)buffers.frame_bytes;
-        cr_expect_eq(prepare(&s, operator, & error), EP_OK, "%s", error.text);
+        cr_expect_eq(prepare(&s, op, &error), EP_OK, "%s", error.text);
         s.group.frame_bytes_max = (size_t)buffers.frame_bytes - 1;
-        cr_expect_eq(prepare(&s, operator, & error), EP_ERR_RESOURCE_EXHAUSTED);
+        cr_expect_eq(prepare(&s, op, &error), EP_ERR_RESOURCE_EXHAUSTED);
         cr_expect(strstr(error.text, "frame_bytes_max of ep_group_config") != NULL, "%s",
                   error.text);
         s.params.profile = EP_GROUP_NATIVE; /* there tokens may choose so that it fits */
-        cr_expect_eq(prepare(&s, operator, & error), EP_OK, "%s", error.text);
+        cr_expect_eq(prepare(&s, op, &error), EP_OK, "%s", error.text);
         s.group.frame_bytes_max = 8192;
-        cr_expect_eq(prepare(&s, operator, & error), EP_ERR_RESOURCE_EXHAUSTED);
+        cr_expect_eq(prepare(&s, op, &error), EP_ERR_RESOURCE_EXHAUSTED);
     }
 }
 
@@ -932,12 +903,8 @@ Test(group_args, a_workspace_formula_has_its_end_and_the_parts_of_its_call)
             ep_error error;
             set_scene(&s, A3, COMBINE, changes, count);
             s.params.profile = EP_GROUP_NATIVE; /* which takes all of them together */
-            ep_moe_add_rms_norm_init(&norm);
-            norm.residual_x = s.combine.x_out;
-            norm.y = s.combine.x_out;
-            norm.gamma = tensor(true, EP_DTYPE_BF16, 1, s.v[H], 0);
             if (with_norm) {
-                memset(&s.combine.x_out, 0, sizeof(s.combine.x_out));
+                move_out_to_norm(&s, &norm);
             }
             ep_fork_guard_init(&s.group.fork);
             const ep_err err = ep_moe_combine_prepare(
