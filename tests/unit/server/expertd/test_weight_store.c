@@ -50,11 +50,21 @@ static ep_weight_layer layer_of(uint32_t index)
     return layer;
 }
 
+static void add_layers(void)
+{
+    ep_error e;
+    uint32_t slot;
+    for (uint32_t l = 0; l < ep_checkpoint_info(checkpoint)->moe_layers_count; l++) {
+        const ep_weight_layer layer = layer_of(l);
+        cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK);
+        cr_assert_eq(slot, l);
+    }
+}
+
 /* A store over the fixture's two layers of 8 experts, without its threads. */
 static void open_store_at_rest(uint64_t weight_bytes_max)
 {
     ep_error e;
-    uint32_t slot;
     ep_backend_config config = {.threads = 1};
     ASSERT_OK(ep_checkpoint_open(dir, &checkpoint, &e), e);
     ASSERT_OK(ep_backend_by_name(backend_name)->open(&config, &backend, &e), e);
@@ -68,12 +78,7 @@ static void open_store_at_rest(uint64_t weight_bytes_max)
                                  .timers = timers,
                                  .on_change = store_on_change};
     cr_assert_eq(ep_weight_store_create(&sc, &store, &e), EP_OK);
-    const ep_model_info *info = ep_checkpoint_info(checkpoint);
-    for (uint32_t l = 0; l < info->moe_layers_count; l++) {
-        const ep_weight_layer layer = layer_of(l);
-        cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK);
-        cr_assert_eq(slot, l);
-    }
+    add_layers();
 }
 
 static void start_store(void)
@@ -86,6 +91,19 @@ static void open_store(uint64_t weight_bytes_max)
 {
     open_store_at_rest(weight_bytes_max);
     start_store();
+}
+
+/* Another one may be opened over the same files. */
+static void close_store(void)
+{
+    ep_weight_store_destroy(store);
+    if (backend != NULL) {
+        backend->ops->close(backend);
+    }
+    ep_checkpoint_close(checkpoint);
+    store = NULL;
+    backend = NULL;
+    checkpoint = NULL;
 }
 
 static void setup(void)
@@ -102,16 +120,19 @@ static void write_anew(const ep_fixture_config *fixture)
 
 static void teardown(void)
 {
-    ep_weight_store_destroy(store);
-    if (backend != NULL) {
-        backend->ops->close(backend);
-    }
-    ep_checkpoint_close(checkpoint);
+    close_store();
     ep_timer_service_destroy(timers);
     ep_fixture_remove(dir);
 }
 
 TestSuite(weight_store, .init = setup, .fini = teardown);
+
+/* All experts of both layers. */
+static void want_both(void)
+{
+    ep_weight_store_want(store, 0, all);
+    ep_weight_store_want(store, 1, all);
+}
 
 static uint32_t missing; /* and what of it, where hold() returns false */
 static ep_expert_state state;
@@ -715,12 +736,8 @@ Test(weight_store, experts_for_which_memory_is_refused_at_the_start_are_cold_or_
         }
         ep_weight_store_stop(store);
         backend->ops = plain_ops;
-        teardown();
-        setup();
+        close_store();
     }
-    store = NULL;
-    backend = NULL;
-    checkpoint = NULL;
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which need the addresses */
@@ -749,8 +766,7 @@ Test(weight_store, a_limit_on_addresses_below_the_budget_costs_loads_only, .time
     cr_assert_eq(getrlimit(RLIMIT_AS, &limit), 0);
     limit.rlim_cur = process_addresses() + 32 * mib;
     cr_assert_eq(setrlimit(RLIMIT_AS, &limit), 0);
-    ep_weight_store_want(store, 0, all);
-    ep_weight_store_want(store, 1, all);
+    want_both();
     const ep_weight_stats stats = settle();
     cr_expect_geq(stats.resident_count, 4);
     cr_expect_lt(stats.resident_count, 16);
@@ -821,8 +837,7 @@ Test(weight_store, loads_that_fail_for_a_passing_reason_do_not_flood_the_log)
     const uint64_t each = bytes_of_one();
     int saved;
     open_store(each);
-    ep_weight_store_want(store, 0, all);
-    ep_weight_store_want(store, 1, all);
+    want_both();
     settle();
     change_ops()->weights_load = load_or_fail;
     atomic_store(&fails_left, UINT32_MAX);
@@ -830,8 +845,7 @@ Test(weight_store, loads_that_fail_for_a_passing_reason_do_not_flood_the_log)
     const uint64_t begin_ns = ep_clock_now_ns();
     for (uint32_t i = 0; i < 16; i++) {
         asked a;
-        ask(&a, i / 8, i % 8, UINT64_MAX);
-        await(&a);
+        get(&a, i / 8, i % 8);
         ep_resident_release(a.resident);
     }
     expect_few_lines(fd, saved, " reason=\"made up\" ", begin_ns, 15); /* of 16 one is resident */
@@ -929,12 +943,7 @@ Test(weight_store, nothing_runs_for_a_request_once_the_store_has_stopped)
         cr_expect(atomic_load(&has_left), "%s", by_timer ? "timer" : "loader");
         ep_resident_release(a.resident);
         ep_resident_release(held);
-        ep_weight_store_destroy(store);
-        store = NULL;
-        backend->ops->close(backend);
-        backend = NULL;
-        ep_checkpoint_close(checkpoint);
-        checkpoint = NULL;
+        close_store();
     }
 }
 
@@ -1147,8 +1156,7 @@ Test(weight_store, from_the_first_request_on_one_thread_loads)
     ep_weight_store_want(store, 0, one);
     cr_expect_eq(settle().resident_count, 1);
     change_ops()->weights_load = load_after_a_request;
-    ep_weight_store_want(store, 0, all);
-    ep_weight_store_want(store, 1, all);
+    want_both();
     cr_expect_eq(settle().resident_count, 16);
     cr_expect(has_asked);
     cr_expect_eq(threads_with_more, 1u, "%u", threads_with_more);
@@ -1213,8 +1221,7 @@ Test(weight_store, experts_that_fail_beside_others_are_told_in_their_order)
     sem_init(&others_ended, 0, 0);
     change_ops()->weights_load = load_first_last;
     const int fd = catch_log(&saved);
-    ep_weight_store_want(store, 0, all);
-    ep_weight_store_want(store, 1, all);
+    want_both();
     start_store();
     const ep_weight_stats stats = settle();
     dup2(saved, STDERR_FILENO);
@@ -1293,11 +1300,7 @@ static void expect_together(uint64_t bytes, uint32_t first, uint32_t helpers)
     cr_expect_geq(atomic_load(&loads_running_max), 1);
     ep_weight_store_stop(store);
     backend->ops = plain_ops;
-    teardown();
-    setup();
-    store = NULL;
-    backend = NULL;
-    checkpoint = NULL;
+    close_store();
 }
 
 /* Each reads a whole expert into memory. */
@@ -1330,17 +1333,12 @@ Test(weight_store, where_helpers_cannot_be_started_the_others_load_all)
     for (uint32_t can_be = 0; can_be < 2; can_be++) {
         open_store_at_rest(0);
         helpers_left = can_be;
-        ep_weight_store_want(store, 0, all);
-        ep_weight_store_want(store, 1, all);
+        want_both();
         start_store();
         cr_expect_eq(settle().resident_count, 16);
         cr_expect_eq(helpers_left, 0);
-        teardown();
-        setup();
+        close_store();
     }
-    store = NULL;
-    backend = NULL;
-    checkpoint = NULL;
 }
 
 static void read_crowded(ep_backend *instance, ep_backend_device *out_device)
@@ -1383,11 +1381,10 @@ static void setup_devices(void)
 
 static void teardown_devices(void)
 {
-    ep_weight_store_destroy(store);
+    close_store();
     for (int d = 0; d < DEVICES; d++) {
         instances[d]->ops->close(instances[d]);
     }
-    ep_checkpoint_close(checkpoint);
     ep_fixture_remove(dir);
 }
 
@@ -1395,12 +1392,9 @@ TestSuite(weight_devices, .init = setup_devices, .fini = teardown_devices);
 
 static uint64_t open_devices_at_rest(uint32_t experts_each)
 {
-    const ep_model_info *info;
-    uint32_t slot;
     ep_expert_source outline;
     ep_error e;
     ASSERT_OK(ep_checkpoint_open(dir, &checkpoint, &e), e);
-    info = ep_checkpoint_info(checkpoint);
     cr_assert_eq(ep_checkpoint_outline_expert(checkpoint, 0, 0, &outline, &e), EP_OK);
     const uint64_t each = instances[0]->ops->weights_bytes(instances[0], &outline);
     const ep_weight_store_config config = {.backends = instances,
@@ -1409,10 +1403,7 @@ static uint64_t open_devices_at_rest(uint32_t experts_each)
                                            .load_threads = load_threads,
                                            .on_change = store_on_change};
     cr_assert_eq(ep_weight_store_create(&config, &store, &e), EP_OK);
-    for (uint32_t l = 0; l < info->moe_layers_count; l++) {
-        const ep_weight_layer layer = layer_of(l);
-        cr_assert_eq(ep_weight_store_add_layer(store, &layer, &slot, &e), EP_OK);
-    }
+    add_layers();
     return each;
 }
 
@@ -1472,8 +1463,7 @@ Test(weight_devices, a_layer_is_spread_over_the_devices_and_each_keeps_its_budge
     uint32_t counts[DEVICES];
     uint64_t each = open_devices(5);
     cr_expect_eq(ep_weight_store_capacity(store), DEVICES * 5 * each);
-    ep_weight_store_want(store, 0, all);
-    ep_weight_store_want(store, 1, all);
+    want_both();
     ep_weight_stats stats = settle();
     cr_assert_eq(stats.resident_count, 15, "5 on each");
     cr_assert_eq(stats.owned_count, 16);
@@ -1536,10 +1526,7 @@ static uint32_t load_by(uint32_t threads, uint32_t experts_each, uint32_t on[2 *
     cr_expect_eq(stats.failed_count, 0);
     cr_expect_eq(stats.owned_count, 2 * (EXPERTS + 1));
     find_devices(on);
-    ep_weight_store_destroy(store);
-    ep_checkpoint_close(checkpoint);
-    store = NULL;
-    checkpoint = NULL;
+    close_store();
     return (uint32_t)stats.resident_count;
 }
 
@@ -1635,8 +1622,7 @@ Test(weight_devices, loads_without_a_device_do_not_flood_the_log)
     lose_all("device is lost: test");
     const int fd = catch_log(&saved);
     const uint64_t begin_ns = ep_clock_now_ns();
-    ep_weight_store_want(store, 0, all);
-    ep_weight_store_want(store, 1, all);
+    want_both();
     cr_expect_eq(settle().failed_count, 16);
     expect_few_lines(fd, saved, " reason=\"device is lost: test\" ", begin_ns, 16);
 }
@@ -1687,8 +1673,7 @@ Test(weight_devices, where_a_device_refuses_memory_another_one_is_asked)
     uint32_t counts[DEVICES];
     change_loads(load_refused);
     open_devices(10);
-    ep_weight_store_want(store, 0, all);
-    ep_weight_store_want(store, 1, all);
+    want_both();
     ep_weight_stats stats = settle();
     cr_expect_eq(stats.resident_count, 10, "the room of the one that gives memory");
     cr_expect_eq(stats.owned_count, 16);
