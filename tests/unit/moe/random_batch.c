@@ -175,3 +175,22 @@ void random_batch_fini(random_batch *rb)
         free(rb->storage[i]);
     }
 }
+
+float random_batch_element(const void *data, ep_dtype dtype, size_t i)
+{
+    uint16_t half;
+    float whole;
+    if (dtype == EP_DTYPE_F32) {
+        memcpy(&whole, (const char *)data + 4 * i, 4);
+        return whole;
+    }
+    memcpy(&half, (const char *)data + 2 * i, 2);
+    return dtype == EP_DTYPE_BF16 ? ep_bf16_to_f32(half) : ep_f16_to_f32(half);
+}
+
+float random_batch_rounded(float x, ep_dtype dtype)
+{
+    return dtype == EP_DTYPE_F32    ? x
+           : dtype == EP_DTYPE_BF16 ? ep_bf16_to_f32(ep_f32_to_bf16(x))
+                                    : ep_f16_to_f32(ep_f32_to_f16(x));
+}

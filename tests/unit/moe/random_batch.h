@@ -23,4 +23,8 @@ void random_batch_fini(random_batch *rb);
 /* Memory freed with the batch, zeroed. */
 void *random_batch_alloc(random_batch *rb, size_t bytes);
 
+/* Element i of data, and x as a value of dtype: bf16, f16 or f32. */
+float random_batch_element(const void *data, ep_dtype dtype, size_t i);
+float random_batch_rounded(float x, ep_dtype dtype);
+
 #endif

@@ -15,25 +15,6 @@
 /* ---- the plain loop: one element of one token, nothing shared with lib/moe but the scalar formats
  * ---- */
 
-static float element(const void *data, ep_dtype dtype, size_t i)
-{
-    uint16_t half;
-    float whole;
-    if (dtype == EP_DTYPE_F32) {
-        memcpy(&whole, (const char *)data + 4 * i, 4);
-        return whole;
-    }
-    memcpy(&half, (const char *)data + 2 * i, 2);
-    return dtype == EP_DTYPE_BF16 ? ep_bf16_to_f32(half) : ep_f16_to_f32(half);
-}
-
-static float rounded(float x, ep_dtype dtype)
-{
-    return dtype == EP_DTYPE_F32    ? x
-           : dtype == EP_DTYPE_BF16 ? ep_bf16_to_f32(ep_f32_to_bf16(x))
-                                    : ep_f16_to_f32(ep_f32_to_f16(x));
-}
-
 static float x_at(const ep_batch *b, uint32_t t, uint32_t i)
 {
     const char *row = (const char *)b->x.data + (int64_t)t * b->x.stride_bytes;
@@ -41,12 +22,13 @@ static float x_at(const ep_batch *b, uint32_t t, uint32_t i)
         volatile float q = (float)((const int8_t *)row)[i];
         return q * b->x_scales[t];
     }
-    return element(row, b->x.dtype, i);
+    return random_batch_element(row, b->x.dtype, i);
 }
 
 static float table_at(const ep_rows *rows, uint32_t r, uint32_t i)
 {
-    return element((const char *)rows->data + (int64_t)r * rows->stride_bytes, rows->dtype, i);
+    return random_batch_element((const char *)rows->data + (int64_t)r * rows->stride_bytes,
+                                rows->dtype, i);
 }
 
 static float const_at(const ep_batch *b, uint32_t t, uint32_t j, uint32_t i)
@@ -121,7 +103,7 @@ static float slot_value(const ep_batch *b, const ep_layer_shape *s, const void *
     }
     if (id < s->experts) {
         *out_kind = 1;
-        return element(rows[t * spt + k], b->wire_dtype, i);
+        return random_batch_element(rows[t * spt + k], b->wire_dtype, i);
     }
     if (id >= copies && id < consts) {
         *out_kind = 2;
@@ -154,7 +136,7 @@ static float combined(const ep_batch *b, const ep_layer_shape *s, const void *co
         }
     }
     for (uint32_t k = b->top_k; k < spt; k++) {
-        acc = acc + element(rows[t * spt + k], b->wire_dtype, i);
+        acc = acc + random_batch_element(rows[t * spt + k], b->wire_dtype, i);
     }
     if (b->shared_source == EP_SHARED_CALLER) {
         acc = acc + table_at(&b->shared, t, i);
@@ -216,13 +198,14 @@ static unsigned run_one(uint64_t seed, unsigned *out_compared)
         for (uint32_t k = 0; k < per_token; k++) {
             for (uint32_t i = 0; i < b->hidden; i++) {
                 int kind;
-                float want = uncombined
-                                 ? rounded(slot_value(b, &rb.shape, rows, spt, t, k, i, &kind),
-                                           b->wire_dtype)
-                                 : combined(b, &rb.shape, rows, t, i);
-                wrong +=
-                    !same_bits(rounded(want, b->out_dtype),
-                               element(data + (t * per_token + k) * row_bytes, b->out_dtype, i));
+                float want =
+                    uncombined
+                        ? random_batch_rounded(slot_value(b, &rb.shape, rows, spt, t, k, i, &kind),
+                                               b->wire_dtype)
+                        : combined(b, &rb.shape, rows, t, i);
+                wrong += !same_bits(
+                    random_batch_rounded(want, b->out_dtype),
+                    random_batch_element(data + (t * per_token + k) * row_bytes, b->out_dtype, i));
                 (*out_compared)++;
             }
         }

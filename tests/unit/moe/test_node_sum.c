@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/numeric.h"
 #include "moe/combine.h"
 #include "moe/convert.h"
 #include "unit/moe/random_batch.h"
@@ -16,24 +15,6 @@
 #define FRAMES 4
 
 /* ---- the plain loops ---- */
-
-static float element(const void *data, ep_dtype dtype, size_t i)
-{
-    uint16_t half;
-    float whole;
-    memcpy(&whole, (const char *)data + 4 * (dtype == EP_DTYPE_F32 ? i : 0), 4);
-    memcpy(&half, (const char *)data + 2 * i, 2);
-    return dtype == EP_DTYPE_F32    ? whole
-           : dtype == EP_DTYPE_BF16 ? ep_bf16_to_f32(half)
-                                    : ep_f16_to_f32(half);
-}
-
-static float rounded(float x, ep_dtype dtype)
-{
-    return dtype == EP_DTYPE_F32    ? x
-           : dtype == EP_DTYPE_BF16 ? ep_bf16_to_f32(ep_f32_to_bf16(x))
-                                    : ep_f16_to_f32(ep_f32_to_f16(x));
-}
 
 static bool same(float a, float b)
 {
@@ -63,12 +44,13 @@ static float partial_at(const sum_case *c, uint32_t frame, uint32_t t, uint32_t 
     for (uint32_t k = 0; k < c->per_token; k++) {
         uint32_t s = t * c->per_token + k;
         if (c->frame_of[s] == frame) {
-            volatile float product = scale_of(c, t, k) * element(c->expert_rows, b->wire_dtype,
-                                                                 (size_t)s * b->hidden + i);
+            volatile float product =
+                scale_of(c, t, k) *
+                random_batch_element(c->expert_rows, b->wire_dtype, (size_t)s * b->hidden + i);
             acc = acc + product;
         }
     }
-    return rounded(acc, b->wire_dtype);
+    return random_batch_rounded(acc, b->wire_dtype);
 }
 
 /* Element i of the result without special experts. */
@@ -85,10 +67,11 @@ static float result_at(const sum_case *c, uint32_t t, uint32_t i)
         }
     }
     if (b->shared_source == EP_SHARED_CALLER && ep_batch_token_active(b, t)) {
-        acc = acc + element((const char *)b->shared.data + (int64_t)t * b->shared.stride_bytes,
-                            b->shared.dtype, i);
+        acc = acc + random_batch_element((const char *)b->shared.data +
+                                             (int64_t)t * b->shared.stride_bytes,
+                                         b->shared.dtype, i);
     }
-    return rounded(acc, b->out_dtype);
+    return random_batch_rounded(acc, b->out_dtype);
 }
 
 /* ---- the case ---- */
@@ -169,7 +152,7 @@ static void sum_frame(sum_case *c, uint32_t frame)
     for (uint32_t t = 0, r = 0; t < b->tokens; t++) {
         if (r < tokens && row_of_token[t] == r) {
             for (uint32_t i = 0; i < b->hidden; i++) {
-                float got = element(out, b->wire_dtype, r * b->hidden + i);
+                float got = random_batch_element(out, b->wire_dtype, r * b->hidden + i);
                 float wanted = partial_at(c, frame, t, i);
                 cr_assert(same(got, wanted));
             }
@@ -202,7 +185,7 @@ Test(node_sum, sums_and_their_combine_equal_plain_loops)
         ep_combine(b, &c.rb.shape, c.rows, NULL, 0, b->tokens, scratch, &place);
         for (uint32_t t = 0; t < b->tokens; t++) {
             for (uint32_t i = 0; i < b->hidden; i++) {
-                float got = element(out, b->out_dtype, (size_t)t * b->hidden + i);
+                float got = random_batch_element(out, b->out_dtype, (size_t)t * b->hidden + i);
                 float wanted = result_at(&c, t, i);
                 cr_assert(same(got, wanted), "seed %u token %u element %u: %g, %g wanted",
                           (unsigned)seed, t, i, (double)got, (double)wanted);
