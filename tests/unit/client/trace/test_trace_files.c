@@ -26,6 +26,7 @@ static char dir[EP_TEST_PATH_BYTES];
 static void make_dir(void)
 {
     cr_assert(ep_test_dir_create(dir));
+    cr_assert_eq(chdir(dir), 0);
 }
 
 static void remove_dir(void)
@@ -33,21 +34,16 @@ static void remove_dir(void)
     ep_test_dir_remove(dir);
 }
 
-static const char *in_dir(char path[EP_TEST_PATH_BYTES * 2], const char *name)
-{
-    snprintf(path, EP_TEST_PATH_BYTES * 2, "%s/%s", dir, name);
-    return path;
-}
+TestSuite(trace_files, .init = make_dir, .fini = remove_dir, .timeout = 240);
 
 static void write_scene(const ep_test_scene *scene, const char *name, uint32_t recording,
                         uint64_t discarded)
 {
-    char path[EP_TEST_PATH_BYTES * 2];
     size_t count;
     ep_cli_trace_event *events = ep_test_scene_events(scene, &count);
     cr_assert_not_null(events);
-    cr_assert(ep_test_scene_write(in_dir(path, name), events, count, recording,
-                                  recording == 0 ? "one" : "two", (uint8_t)recording, discarded));
+    cr_assert(ep_test_scene_write(name, events, count, recording, recording == 0 ? "one" : "two",
+                                  (uint8_t)recording, discarded));
     free(events);
 }
 
@@ -86,16 +82,15 @@ static json_t *named(json_t *list, const char *name)
     return NULL;
 }
 
-Test(trace_files, events_come_back_exactly, .init = make_dir, .fini = remove_dir)
+Test(trace_files, events_come_back_exactly)
 {
-    char path[EP_TEST_PATH_BYTES * 2];
     ep_error error;
     size_t count;
     write_scene(&(ep_test_scene){.requests = REQUESTS}, "rec", 0, 5);
     ep_cli_trace_event *events =
         ep_test_scene_events(&(ep_test_scene){.requests = REQUESTS}, &count);
     ep_cli_trace_model *expected = ep_cli_trace_model_create(count);
-    const char *recording = in_dir(path, "rec");
+    const char *recording = "rec";
     ep_cli_trace_model *read = NULL;
     ep_cli_trace_model_recording(expected, "x", NULL);
     for (size_t i = 0; i < count; i++) {
@@ -125,11 +120,10 @@ Test(trace_files, events_come_back_exactly, .init = make_dir, .fini = remove_dir
     free(events);
 }
 
-Test(trace_files, the_report_says_the_known_times, .init = make_dir, .fini = remove_dir)
+Test(trace_files, the_report_says_the_known_times)
 {
-    char path[EP_TEST_PATH_BYTES * 2];
     write_scene(&(ep_test_scene){.requests = REQUESTS}, "rec", 0, 0);
-    json_t *json = report(in_dir(path, "rec"), NULL);
+    json_t *json = report("rec", NULL);
     json_t *exchange = named(json_object_get(json, "stages"), "exchange");
     json_t *network = named(json_object_get(json, "stages"), "network");
     json_t *slowest = json_array_get(json_object_get(json, "slowest"), 3);
@@ -149,14 +143,12 @@ Test(trace_files, the_report_says_the_known_times, .init = make_dir, .fini = rem
     json_decref(json);
 }
 
-Test(trace_files, two_hosts_come_onto_one_clock, .init = make_dir, .fini = remove_dir)
+Test(trace_files, two_hosts_come_onto_one_clock)
 {
-    char one[EP_TEST_PATH_BYTES * 2];
-    char two[EP_TEST_PATH_BYTES * 2];
     ep_test_scene scene = {.requests = REQUESTS, .two_hosts = true, .node1_ahead_ns = AHEAD_NS};
     write_scene(&scene, "one", 0, 0);
     write_scene(&scene, "two", 1, 0);
-    json_t *json = report(in_dir(one, "one"), in_dir(two, "two"));
+    json_t *json = report("one", "two");
     json_t *second = json_array_get(json_object_get(json, "recordings"), 1);
     json_t *slowest = json_array_get(json_object_get(json, "slowest"), 0);
     cr_expect_eq(number(second, "clock_offset_ns"), AHEAD_NS);
@@ -167,11 +159,8 @@ Test(trace_files, two_hosts_come_onto_one_clock, .init = make_dir, .fini = remov
 }
 
 /* Any byte may be wrong: the answer is a report or one line of error, never a crash or a hang. */
-Test(trace_files, damage_is_an_error_or_survived, .init = make_dir, .fini = remove_dir,
-     .timeout = 240)
+Test(trace_files, damage_is_an_error_or_survived)
 {
-    char path[EP_TEST_PATH_BYTES * 2];
-    char file[EP_TEST_PATH_BYTES * 2];
     unsigned seed = 11;
     int refused = 0;
     write_scene(&(ep_test_scene){.requests = 4}, "rec", 0, 0);
@@ -179,7 +168,7 @@ Test(trace_files, damage_is_an_error_or_survived, .init = make_dir, .fini = remo
         ep_error error = {0};
         struct stat st;
         write_scene(&(ep_test_scene){.requests = 4}, "rec", 0, 0);
-        in_dir(file, round % 2 == 0 ? "rec/stream_0" : "rec/metadata");
+        const char *file = round % 2 == 0 ? "rec/stream_0" : "rec/metadata";
         cr_assert_eq(stat(file, &st), 0);
         int fd = open(file, O_RDWR | O_CLOEXEC);
         if (round % 4 < 2) {
@@ -193,7 +182,7 @@ Test(trace_files, damage_is_an_error_or_survived, .init = make_dir, .fini = remo
             }
         }
         close(fd);
-        const char *recording = in_dir(path, "rec");
+        const char *recording = "rec";
         ep_cli_trace_model *model = NULL;
         ep_err err = ep_cli_trace_load(&recording, 1, 1000, &model, &error);
         cr_expect(err == EP_OK || (error.code == err && error.text[0] != '\0'), "round %d", round);
@@ -208,28 +197,25 @@ Test(trace_files, damage_is_an_error_or_survived, .init = make_dir, .fini = remo
 /* node1's events are a stream of their own, as those of another CPU are with LTTng. */
 static void write_two_streams(void)
 {
-    char path[EP_TEST_PATH_BYTES * 2];
-    char from[EP_TEST_PATH_BYTES * 2];
     size_t count;
     ep_cli_trace_event *events =
         ep_test_scene_events(&(ep_test_scene){.requests = REQUESTS, .two_hosts = true}, &count);
     cr_assert_not_null(events);
-    cr_assert(ep_test_scene_write(in_dir(path, "rec"), events, count, 0, "one", 0, 0));
-    cr_assert(ep_test_scene_write(in_dir(path, "other"), events, count, 1, "one", 0, 0));
-    cr_assert_eq(rename(in_dir(from, "other/stream_0"), in_dir(path, "rec/stream_1")), 0);
+    cr_assert(ep_test_scene_write("rec", events, count, 0, "one", 0, 0));
+    cr_assert(ep_test_scene_write("other", events, count, 1, "one", 0, 0));
+    cr_assert_eq(rename("other/stream_0", "rec/stream_1"), 0);
     free(events);
 }
 
 static void expect_skipped(const char *program_text)
 {
-    char path[EP_TEST_PATH_BYTES * 2];
     char *text = NULL;
-    cr_assert_eq(CTL(&text, "trace report %s", in_dir(path, "rec")), 0, "%s", text);
+    cr_assert_eq(CTL(&text, "trace report rec"), 0, "%s", text);
     cr_expect_not_null(strstr(text, "warning: "), "%s", text);
     cr_expect_not_null(strstr(text, program_text), "%s", text);
     free(text);
     const char *quiet[] = {"-c", "exec \"$0\" trace report -o json \"$1\" 2>/dev/null",
-                           EP_EXPERTCTL, path, NULL};
+                           EP_EXPERTCTL, "rec", NULL};
     cr_assert_eq(ep_test_process_run(dir, "quiet", "/bin/sh", quiet, NULL, TIMEOUT_MS, &text), 0);
     json_t *json = json_loads(text, 0, NULL);
     cr_assert_not_null(json, "%s", text);
@@ -245,21 +231,19 @@ static void expect_skipped(const char *program_text)
     free(text);
 }
 
-Test(trace_files, a_broken_stream_is_skipped_and_said, .init = make_dir, .fini = remove_dir)
+Test(trace_files, a_broken_stream_is_skipped_and_said)
 {
-    char path[EP_TEST_PATH_BYTES * 2];
     char *text = NULL;
     setenv("TMPDIR", dir, 1);
     write_two_streams();
-    char stream[EP_TEST_PATH_BYTES * 2];
-    int fd = open(in_dir(stream, "rec/stream_1"), O_RDWR | O_CLOEXEC);
+    int fd = open("rec/stream_1", O_RDWR | O_CLOEXEC);
     cr_assert_geq(fd, 0);
     off_t bytes = lseek(fd, 0, SEEK_END);
     cr_assert_eq(ftruncate(fd, bytes - 100), 0); /* a disk that was full */
     expect_skipped("rec/stream_1 is skipped: ");
     write_two_streams();
     close(fd);
-    fd = open(stream, O_RDWR | O_CLOEXEC);
+    fd = open("rec/stream_1", O_RDWR | O_CLOEXEC);
     /* in an event: what was told before has to be taken back */
     cr_assert_eq(pwrite(fd, "\xff\xff\xff\x7f", 4, bytes / 2), 4);
     for (off_t at = bytes / 2; at < bytes; at += 16) {
@@ -267,22 +251,19 @@ Test(trace_files, a_broken_stream_is_skipped_and_said, .init = make_dir, .fini =
     }
     close(fd);
     expect_skipped("rec/stream_1 is skipped: ");
-    cr_assert_eq(truncate(in_dir(stream, "rec/stream_0"), 100), 0);
-    cr_expect_eq(CTL(&text, "trace report %s", in_dir(path, "rec")), 1, "%s", text);
-    cr_expect_not_null(strstr(text, "/rec: "), "%s", text);
+    cr_assert_eq(truncate("rec/stream_0", 100), 0);
+    cr_expect_eq(CTL(&text, "trace report rec"), 1, "%s", text);
+    cr_expect_not_null(strstr(text, ": rec: "), "%s", text);
     free(text);
     const char *left[] = {"-c", "ls -d \"$0\"/expertctl-trace-*", dir, NULL};
     cr_expect_neq(ep_test_process_run(dir, "ls", "/bin/sh", left, NULL, TIMEOUT_MS, NULL), 0,
                   "a temporary folder was left behind");
 }
 
-Test(trace_files, wrong_words_and_files_are_named, .init = make_dir, .fini = remove_dir)
+Test(trace_files, wrong_words_and_files_are_named)
 {
-    char path[EP_TEST_PATH_BYTES * 2];
-    char empty[EP_TEST_PATH_BYTES * 2 + 16];
-    mkdir(in_dir(path, "empty"), 0700);
-    snprintf(empty, sizeof(empty), "report %s", path);
-    const struct {
+    mkdir("empty", 0700);
+    static const struct {
         const char *line;
         int code;
         const char *text;
@@ -291,7 +272,7 @@ Test(trace_files, wrong_words_and_files_are_named, .init = make_dir, .fini = rem
         {"fly", 2, "there is no verb 'fly'"},
         {"report", 2, "no recording given"},
         {"report /nonexistent/r", 1, "expertctl trace report: /nonexistent/r"},
-        {empty, 1, "no recording there"},
+        {"report empty", 1, "no recording there"},
         {"report x --trace-id 12", 2, "--trace-id is '12', allowed: 32 hexadecimal digits"},
         {"export x -o y", 2, "--format"},
         {"export x -o y --format pdf", 2, "allowed: perfetto, html"},
@@ -312,20 +293,16 @@ Test(trace_files, wrong_words_and_files_are_named, .init = make_dir, .fini = rem
 
 static void export_as(const char *format, const char *recording, const char *file)
 {
-    char from[EP_TEST_PATH_BYTES * 2];
-    char to[EP_TEST_PATH_BYTES * 2];
     char *text = NULL;
-    int code = CTL(&text, "trace export %s --format %s -o %s", in_dir(from, recording), format,
-                   in_dir(to, file));
+    int code = CTL(&text, "trace export %s --format %s -o %s", recording, format, file);
     cr_assert_eq(code, 0, "%s", text);
     free(text);
 }
 
 static uint8_t *read_bytes(const char *name, size_t *out_bytes)
 {
-    char path[EP_TEST_PATH_BYTES * 2];
     struct stat st;
-    int fd = open(in_dir(path, name), O_RDONLY | O_CLOEXEC);
+    int fd = open(name, O_RDONLY | O_CLOEXEC);
     cr_assert_geq(fd, 0);
     cr_assert_eq(fstat(fd, &st), 0);
     uint8_t *bytes = malloc((size_t)st.st_size + 1);
@@ -357,7 +334,7 @@ static track *find_track(track *tracks, size_t count, uint64_t uuid)
     return NULL;
 }
 
-Test(trace_files, perfetto_nests_and_flows, .init = make_dir, .fini = remove_dir)
+Test(trace_files, perfetto_nests_and_flows)
 {
     static track tracks[TRACKS_MAX];
     size_t tracks_count = 0;
@@ -407,17 +384,15 @@ Test(trace_files, perfetto_nests_and_flows, .init = make_dir, .fini = remove_dir
     free(data);
 }
 
-Test(trace_files, perfetto_is_read_by_protoc, .init = make_dir, .fini = remove_dir)
+Test(trace_files, perfetto_is_read_by_protoc)
 {
-    char command[EP_TEST_PATH_BYTES * 8];
     char *text = NULL;
     write_scene(&(ep_test_scene){.requests = 2}, "rec", 0, 0);
     export_as("perfetto", "rec", "out.pftrace");
-    snprintf(command, sizeof(command),
-             "%s --decode=perfetto.protos.Trace -I " EP_SOURCE_DIR
-             "/tests/unit/client/trace perfetto_public.proto < %s/out.pftrace",
-             EP_PROTOC, dir);
-    const char *args[] = {"-c", command, NULL};
+    const char *args[] = {"-c",
+                          EP_PROTOC " --decode=perfetto.protos.Trace -I " EP_SOURCE_DIR
+                                    "/tests/unit/client/trace perfetto_public.proto < out.pftrace",
+                          NULL};
     cr_assert_eq(ep_test_process_run(dir, "protoc", "/bin/sh", args, NULL, TIMEOUT_MS, &text), 0,
                  "%s", text);
     cr_expect_not_null(strstr(text, "process_name: \"node1 (300)\""));
@@ -436,18 +411,17 @@ Test(trace_files, perfetto_is_read_by_protoc, .init = make_dir, .fini = remove_d
 static void run_page(const ep_test_scene *scene, const char *what)
 {
     char page[EP_TEST_PATH_BYTES * 2];
-    char rec[EP_TEST_PATH_BYTES * 2];
-    char file[EP_TEST_PATH_BYTES * 2];
     char *text = NULL;
     if (EP_CHROMIUM[0] == '\0') {
         cr_skip_test("chromium is not installed");
     }
     write_scene(scene, "rec", 0, 0);
     export_as("html", "rec", "out.html");
-    json_t *json = report(in_dir(rec, "rec"), NULL);
-    cr_assert_eq(json_dump_file(json, in_dir(file, "report.json"), 0), 0);
+    json_t *json = report("rec", NULL);
+    cr_assert_eq(json_dump_file(json, "report.json", 0), 0);
     json_decref(json);
-    const char *args[] = {EP_CHROMIUM, dir, in_dir(page, "out.html"), file, what, NULL};
+    snprintf(page, sizeof(page), "%s/out.html", dir); /* for a URL */
+    const char *args[] = {EP_CHROMIUM, dir, page, "report.json", what, NULL};
     int code = ep_test_process_run(dir, "page", EP_SOURCE_DIR "/tests/unit/client/trace/page.py",
                                    args, NULL, TIMEOUT_MS, &text);
     fprintf(stderr, "%s", text);
@@ -455,15 +429,13 @@ static void run_page(const ep_test_scene *scene, const char *what)
     free(text);
 }
 
-Test(trace_files, the_page_says_what_the_report_says_and_follows_clicks, .init = make_dir,
-     .fini = remove_dir, .timeout = 240)
+Test(trace_files, the_page_says_what_the_report_says_and_follows_clicks)
 {
     run_page(&(ep_test_scene){.requests = 200, .node1_slower_ns = 20000, .hedged = 3, .failed = 2},
              "story");
 }
 
-Test(trace_files, names_in_a_page_are_only_text, .init = make_dir, .fini = remove_dir,
-     .timeout = 240)
+Test(trace_files, names_in_a_page_are_only_text)
 {
     run_page(&(ep_test_scene){.requests = REQUESTS,
                               .node1 = "<script>document.title=1</script><img id=evil src=x "
@@ -474,14 +446,12 @@ Test(trace_files, names_in_a_page_are_only_text, .init = make_dir, .fini = remov
         "names");
 }
 
-Test(trace_files, a_page_without_callers_shows_what_nodes_did, .init = make_dir, .fini = remove_dir,
-     .timeout = 240)
+Test(trace_files, a_page_without_callers_shows_what_nodes_did)
 {
     run_page(&(ep_test_scene){.requests = REQUESTS, .nodes_only = true}, "nodes_only");
 }
 
-Test(trace_files, a_page_of_a_large_recording_is_bounded_and_says_what_it_leaves_out,
-     .init = make_dir, .fini = remove_dir, .timeout = 240)
+Test(trace_files, a_page_of_a_large_recording_is_bounded_and_says_what_it_leaves_out)
 {
     run_page(&(ep_test_scene){.requests = 5500, .failed = 3}, "large");
 }
