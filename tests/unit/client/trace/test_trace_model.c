@@ -45,6 +45,14 @@ static void add_scene(const ep_test_scene *scene)
     free(events);
 }
 
+/* A recording of one scene. */
+static void tell(const ep_test_scene *scene)
+{
+    start(EVENTS_MAX, 1);
+    add_scene(scene);
+    finish((ep_trace_id){0});
+}
+
 static void end(void)
 {
     ep_cli_trace_figures_free(&figures);
@@ -72,9 +80,7 @@ static void expect_path_of_node1(const ep_cli_trace_path *path, int64_t longer)
 
 Test(trace_model, a_scene_is_matched_and_joined, .fini = end)
 {
-    start(EVENTS_MAX, 1);
-    add_scene(&(ep_test_scene){.requests = 10});
-    finish((ep_trace_id){0});
+    tell(&(ep_test_scene){.requests = 10});
     cr_expect_eq(model->spans_count, 10 * 19);
     cr_expect_eq(model->unmatched_begins + model->unmatched_ends, 0);
     cr_expect_eq(model->processes_count, 3);
@@ -97,9 +103,7 @@ Test(trace_model, a_scene_is_matched_and_joined, .fini = end)
 
 Test(trace_model, peers_and_experts_are_ranked, .fini = end)
 {
-    start(EVENTS_MAX, 1);
-    add_scene(&(ep_test_scene){.requests = 4});
-    finish((ep_trace_id){0});
+    tell(&(ep_test_scene){.requests = 4});
     cr_assert_eq(figures.peers_count, 2);
     cr_expect_str_eq(model->names[figures.peers[0].name], "node1");
     cr_expect_eq(figures.peers[0].slowest_of, 4);
@@ -225,10 +229,8 @@ Test(trace_model, one_trace_counts_its_own_halves_only, .fini = end)
 /* node1 is 1.4 times as slow; the first 3 requests are hedged, the last 2 fail. */
 static void tell_story(void)
 {
-    start(EVENTS_MAX, 1);
-    add_scene(&(ep_test_scene){
+    tell(&(ep_test_scene){
         .requests = STORY_REQUESTS, .node1_slower_ns = 20000, .hedged = 3, .failed = 2});
-    finish((ep_trace_id){0});
 }
 
 Test(trace_calls, stages_come_to_all_the_time_of_calls, .fini = end)
@@ -275,9 +277,7 @@ Test(trace_calls, the_slow_node_is_named_and_what_was_late_is_its, .fini = end)
 
 Test(trace_calls, few_frames_are_not_compared, .fini = end)
 {
-    start(EVENTS_MAX, 1);
-    add_scene(&(ep_test_scene){.requests = 9, .node1_slower_ns = 500000});
-    finish((ep_trace_id){0});
+    tell(&(ep_test_scene){.requests = 9, .node1_slower_ns = 500000});
     cr_expect_not(figures.slow.compared);
     cr_expect_eq(figures.slow.peer, EP_CLI_TRACE_NONE);
 }
@@ -379,17 +379,13 @@ Test(trace_calls, one_sentence_says_it, .fini = end)
 
 Test(trace_calls, one_sentence_says_that_nothing_is_wrong, .fini = end)
 {
-    start(EVENTS_MAX, 1);
-    add_scene(&(ep_test_scene){.requests = 1});
-    finish((ep_trace_id){0});
+    tell(&(ep_test_scene){.requests = 1});
     expect_summary("1 call, p50 100 µs, p99 100 µs; 30 % of a call is compute; nothing failed.");
 }
 
 Test(trace_calls, nodes_without_their_callers_are_said_to_be, .fini = end)
 {
-    start(EVENTS_MAX, 1);
-    add_scene(&(ep_test_scene){.requests = 2000, .nodes_only = true});
-    finish((ep_trace_id){0});
+    tell(&(ep_test_scene){.requests = 2000, .nodes_only = true});
     expect_summary("No caller was recorded; nodes served 4,000 frames, p50 32.0 µs, p99 49.0 µs.");
 }
 
