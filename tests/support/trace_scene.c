@@ -177,28 +177,23 @@ static void write_metadata(FILE *out, const char *host, uint8_t clock)
         "env { hostname = \"%s\"; domain = \"ust\"; tracer_name = \"lttng-ust\"; tracer_major = 2;"
         " tracer_minor = 13; };\n"
         "clock { name = \"monotonic\"; uuid = \"%02x000000-0000-4000-8000-000000000002\"; freq = "
-        "1000000000;"
-        " offset_s = 0; offset = 0; };\n"
+        "1000000000; offset_s = 0; offset = 0; };\n"
         "typealias integer { size = 64; align = 8; signed = false; map = clock.monotonic.value; } "
         ":= time_t;\n"
         "stream { id = 0;\n"
         "  packet.context := struct { time_t timestamp_begin; time_t timestamp_end; uint64_t "
-        "content_size;"
-        " uint64_t packet_size; uint64_t events_discarded; };\n"
+        "content_size; uint64_t packet_size; uint64_t events_discarded; };\n"
         "  event.header := struct { uint32_t id; time_t timestamp; };\n"
         "  event.context := struct { int32_t _vpid; int32_t _vtid; integer { size = 8; align = 8; "
-        "signed = true;"
-        " encoding = UTF8; } _procname[%d]; }; };\n",
+        "signed = true; encoding = UTF8; } _procname[%d]; }; };\n",
         clock, host, clock, PROCNAME_BYTES);
     for (int id = 0; id < EP_CLI_SPAN_KINDS * 2; id++) {
         fprintf(
             out,
             "event { name = \"expertd:%s_%s\"; id = %d; stream_id = 0; fields := struct { uint64_t "
-            "_trace_hi;"
-            " uint64_t _trace_lo; uint64_t _call; uint64_t _parent; uint64_t _epoch; uint32_t _sub;"
-            " uint32_t _rows; int32_t _layer; int32_t _expert; int32_t _status; string { encoding "
-            "= UTF8; } _node;"
-            " string { encoding = UTF8; } _peer; }; };\n",
+            "_trace_hi; uint64_t _trace_lo; uint64_t _call; uint64_t _parent; uint64_t _epoch; "
+            "uint32_t _sub; uint32_t _rows; int32_t _layer; int32_t _expert; int32_t _status; "
+            "string { encoding = UTF8; } _node; string { encoding = UTF8; } _peer; }; };\n",
             ep_cli_span_names[id / 2], id % 2 != 0 ? "end" : "begin", id);
     }
 }

@@ -323,8 +323,7 @@ int main(int argc, char **argv)
     }
     fprintf(stderr,
             "usage: %s well HOME FIRST COUNT [LONG] | find HOME COUNT [TEXT] | faults HOME COUNT "
-            "[LONG] | "
-            "suite PROGRAM FIRST COUNT [LONG]\n",
+            "[LONG] | suite PROGRAM FIRST COUNT [LONG]\n",
             argv[0]);
     return 2;
 }

@@ -414,8 +414,7 @@ Test(backend, refuses_bad_experts_by_name)
         bad.numbers = (ep_activation_numbers){.alpha = 4.0f};
         expect_refused(backend, &bad, EP_ERR_INVALID_ARGUMENT,
                        "activation situ with alpha 4, beta 0, limit 0, allowed finite ones, limit "
-                       ">= 0, alpha and beta "
-                       "> 0");
+                       ">= 0, alpha and beta > 0");
         bad = f.source;
         bad.up = NULL;
         expect_refused(backend, &bad, EP_ERR_INVALID_ARGUMENT, "the expert's up matrix is missing");

@@ -58,9 +58,8 @@ Test(ascend, without_libraries_it_says_which_and_what_to_do)
     ep_backend *backend = NULL;
     ep_error error;
     cr_assert_eq(open_on("/nonexistent", EP_NUMERICS_AUTO, &backend, &error), EP_ERR_UNAVAILABLE);
-    expect_text(&error,
-                "not available (backend: cpu computes without a device): neither libacl_rt.so nor "
-                "libascendcl.so can be opened: ");
+    expect_text(&error, "not available (backend: cpu computes without a device): neither "
+                        "libacl_rt.so nor libascendcl.so can be opened: ");
     cr_assert_null(backend);
 }
 

@@ -206,8 +206,7 @@ Test(checkpoint_damage, a_family_without_names_for_shared_experts_may_have_none)
     write_one("model.layers.0.mlp.experts.gate_up_proj", 2, 2);
     expect_open_fails(EP_ERR_UNIMPLEMENTED,
                       "config.json: layer 0 has 1 shared experts by its config (n_shared_experts, "
-                      "shared_expert_intermediate_size), "
-                      "but checkpoints whose experts are tensors "
+                      "shared_expert_intermediate_size), but checkpoints whose experts are tensors "
                       "model.layers.0.mlp.experts.down_proj have no known names for those; "
                       "allowed 0");
 }
@@ -216,10 +215,9 @@ Test(checkpoint_damage, unknown_names_are_said)
 {
     write_fixture(1);
     write_one("some.weight", 2, 2);
-    expect_open_fails(
-        EP_ERR_UNIMPLEMENTED,
-        "no expert tensors found: neither layers.0.mlp.experts.0.gate_proj.weight nor "
-        "layers.0.block_sparse_moe.experts.0.w1.weight");
+    expect_open_fails(EP_ERR_UNIMPLEMENTED,
+                      "no expert tensors found: neither layers.0.mlp.experts.0.gate_proj.weight "
+                      "nor layers.0.block_sparse_moe.experts.0.w1.weight");
 }
 
 /* Words of GPTQ or AWQ mean something only with a config that says which. */
@@ -372,10 +370,9 @@ Test(checkpoint_damage, a_bad_tensor_takes_down_its_expert_only)
 
     ep_named_tensor other = {first, ep_tensor_2d(zeros, EP_DTYPE_BF16, 16, 31)};
     replace_tensor(first, &other);
-    expect_one_bad(
-        0, 0, EP_ERR_BAD_FILE,
-        "model.safetensors: tensor model.layers.0.block_sparse_moe.experts.0.w1.weight: shape is "
-        "[16,31], allowed [16,32] by config.json");
+    expect_one_bad(0, 0, EP_ERR_BAD_FILE,
+                   "model.safetensors: tensor model.layers.0.block_sparse_moe.experts.0.w1.weight: "
+                   "shape is [16,31], allowed [16,32] by config.json");
     other.tensor = ep_tensor_2d(zeros, EP_DTYPE_F32, 16, 32);
     replace_tensor(first, &other);
     expect_one_bad(0, 0, EP_ERR_BAD_FILE, "experts.0.w1.weight: dtype is F32, allowed BF16");

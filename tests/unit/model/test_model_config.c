@@ -50,115 +50,79 @@ static const good_case good_cases[] = {
     {MIXTRAL(""), EP_GATE_LOGIT, false, 1, 1, 1, 8, 2, 32, 0, "mmmm", true, false},
     {MIXTRAL("\"num_experts\":8,\"experts_per_token\":2.0,\"moe_topk\":null,"), EP_GATE_LOGIT,
      false, 1, 1, 1, 8, 2, 32, 0, "mmmm", true, false},
-    {MIXTRAL("\"hidden_act\":\"silu\",\"sliding_window\":null,\"rope_theta\":1e6,\"norm_topk_"
-             "prob\":false,"),
+    {MIXTRAL("\"hidden_act\":\"silu\",\"sliding_window\":null,\"rope_theta\":1e6,"
+             "\"norm_topk_prob\":false,"),
      EP_GATE_LOGIT, false, 1, 1, 1, 8, 2, 32, 0, "mmmm", true, false},
-    {"{\"model_type\":\"qwen2_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_"
-     "intermediate_size\":"
-     "32,"
-     "\"shared_expert_intermediate_size\":96,\"num_hidden_layers\":4,\"num_experts\":60,\"num_"
-     "experts_per_"
-     "tok\":4,"
-     "\"decoder_sparse_step\":2,\"mlp_only_layers\":[3],\"norm_topk_prob\":false}",
+    {"{\"model_type\":\"qwen2_moe\",\"hidden_size\":64,\"intermediate_size\":128,"
+     "\"moe_intermediate_size\":32,\"shared_expert_intermediate_size\":96,\"num_hidden_layers\":4,"
+     "\"num_experts\":60,\"num_experts_per_tok\":4,\"decoder_sparse_step\":2,"
+     "\"mlp_only_layers\":[3],\"norm_topk_prob\":false}",
      EP_GATE_SOFTMAX, false, 1, 1, 1, 60, 4, 32, 96, "dmdd", true, true},
-    {"{\"model_type\":\"qwen3_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_"
-     "intermediate_size\":"
-     "32,"
-     "\"num_hidden_layers\":2,\"num_experts\":128,\"num_experts_per_tok\":8,\"norm_topk_prob\":"
-     "true,\"mlp_"
-     "only_layers\":[]}",
+    {"{\"model_type\":\"qwen3_moe\",\"hidden_size\":64,\"intermediate_size\":128,"
+     "\"moe_intermediate_size\":32,\"num_hidden_layers\":2,\"num_experts\":128,"
+     "\"num_experts_per_tok\":8,\"norm_topk_prob\":true,\"mlp_only_layers\":[]}",
      EP_GATE_SOFTMAX, true, 1, 1, 1, 128, 8, 32, 0, "mm", true, false},
-    {"{\"model_type\":\"olmoe\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":"
-     "2,\"num_"
-     "experts\":64,"
-     "\"num_experts_per_tok\":8}",
+    {"{\"model_type\":\"olmoe\",\"hidden_size\":64,\"intermediate_size\":32,"
+     "\"num_hidden_layers\":2,\"num_experts\":64,\"num_experts_per_tok\":8}",
      EP_GATE_SOFTMAX, false, 1, 1, 1, 64, 8, 32, 0, "mm", true, false},
     {"{\"model_type\":\"deepseek_v2\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_"
-     "intermediate_size\":"
-     "32,"
-     "\"num_hidden_layers\":3,\"n_routed_experts\":64,\"n_shared_experts\":2,\"num_experts_per_"
-     "tok\":6,\"n_"
-     "group\":8,"
-     "\"topk_group\":3,\"topk_method\":\"group_limited_greedy\",\"scoring_func\":\"softmax\","
-     "\"norm_topk_"
-     "prob\":false,"
-     "\"routed_scaling_factor\":16.0,\"first_k_dense_replace\":1,\"moe_layer_freq\":1}",
+     "intermediate_size\":32,\"num_hidden_layers\":3,\"n_routed_experts\":64,\"n_shared_experts\":"
+     "2,\"num_experts_per_tok\":6,\"n_group\":8,\"topk_group\":3,\"topk_method\":\"group_limited_"
+     "greedy\",\"scoring_func\":\"softmax\",\"norm_topk_prob\":false,\"routed_scaling_factor\":16."
+     "0,\"first_k_dense_replace\":1,\"moe_layer_freq\":1}",
      EP_GATE_SOFTMAX, false, 16, 8, 3, 64, 6, 32, 64, "dmm", true, false},
-    {"{\"model_type\":\"deepseek_v2\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_"
-     "intermediate_size\":"
-     "32,"
-     "\"num_hidden_layers\":2,\"n_routed_experts\":64,\"num_experts_per_tok\":6,\"n_group\":8,"
-     "\"topk_group\":"
-     "1,"
-     "\"topk_method\":\"greedy\"}",
+    {"{\"model_type\":\"deepseek_v2\",\"hidden_size\":64,\"intermediate_size\":128,"
+     "\"moe_intermediate_size\":32,\"num_hidden_layers\":2,\"n_routed_experts\":64,"
+     "\"num_experts_per_tok\":6,\"n_group\":8,\"topk_group\":1,\"topk_method\":\"greedy\"}",
      EP_GATE_SOFTMAX, false, 1, 1, 1, 64, 6, 32, 0, "mm", true, false},
     {DEEPSEEK("\"n_group\":4,\"topk_group\":2,\"scoring_func\":\"sigmoid\",\"topk_method\":\"noaux_"
-              "tc\",\"n_"
-              "shared_experts\":1,"
-              "\"routed_scaling_factor\":2.5,\"norm_topk_prob\":true,\"first_k_dense_replace\":3,"
-              "\"num_nextn_"
-              "predict_layers\":1,"),
+              "tc\",\"n_shared_experts\":1,\"routed_scaling_factor\":2.5,\"norm_topk_prob\":true,"
+              "\"first_k_dense_replace\":3,\"num_nextn_predict_layers\":1,"),
      EP_GATE_SIGMOID, true, 2.5f, 4, 2, 8, 2, 32, 32, "dddm", true, false},
     {"{\"model_type\":\"glm4_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_"
-     "size\":32,"
-     "\"num_hidden_layers\":2,\"n_routed_experts\":16,\"n_shared_experts\":1,\"num_experts_per_"
-     "tok\":8,"
-     "\"first_k_dense_replace\":1,\"routed_scaling_factor\":1}",
+     "size\":32,\"num_hidden_layers\":2,\"n_routed_experts\":16,\"n_shared_experts\":1,\"num_"
+     "experts_per_tok\":8,\"first_k_dense_replace\":1,\"routed_scaling_factor\":1}",
      EP_GATE_SIGMOID, true, 1, 1, 1, 16, 8, 32, 32, "dm", true, false},
-    {"{\"model_type\":\"minimax_m2\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_"
-     "layers\":1,"
-     "\"num_local_experts\":16,\"num_experts_per_tok\":8,\"scoring_func\":\"sigmoid\",\"shared_"
-     "intermediate_"
-     "size\":0}",
+    {"{\"model_type\":\"minimax_m2\",\"hidden_size\":64,\"intermediate_size\":32,"
+     "\"num_hidden_layers\":1,\"num_local_experts\":16,\"num_experts_per_tok\":8,"
+     "\"scoring_func\":\"sigmoid\",\"shared_intermediate_size\":0}",
      EP_GATE_SIGMOID, true, 1, 1, 1, 16, 8, 32, 0, "m", true, false},
-    {"{\"model_type\":\"granitemoehybrid\",\"hidden_size\":64,\"intermediate_size\":32,\"num_"
-     "hidden_layers\":1,"
-     "\"num_local_experts\":16,\"num_experts_per_tok\":8,\"shared_intermediate_size\":48}",
+    {"{\"model_type\":\"granitemoehybrid\",\"hidden_size\":64,\"intermediate_size\":32,"
+     "\"num_hidden_layers\":1,\"num_local_experts\":16,\"num_experts_per_tok\":8,"
+     "\"shared_intermediate_size\":48}",
      EP_GATE_LOGIT, false, 1, 1, 1, 16, 8, 32, 48, "m", true, false},
-    {"{\"model_type\":\"dots1\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_intermediate_"
-     "size\":32,"
-     "\"num_hidden_layers\":2,\"n_routed_experts\":16,\"n_shared_experts\":2,\"num_experts_per_"
-     "tok\":6,"
-     "\"first_k_dense_replace\":1,\"scoring_func\":\"noaux_tc\",\"routed_scaling_factor\":2.5}",
+    {"{\"model_type\":\"dots1\",\"hidden_size\":64,\"intermediate_size\":128,"
+     "\"moe_intermediate_size\":32,\"num_hidden_layers\":2,\"n_routed_experts\":16,"
+     "\"n_shared_experts\":2,\"num_experts_per_tok\":6,\"first_k_dense_replace\":1,"
+     "\"scoring_func\":\"noaux_tc\",\"routed_scaling_factor\":2.5}",
      EP_GATE_SIGMOID, false, 2.5f, 1, 1, 16, 6, 32, 64, "dm", true, false},
-    {"{\"model_type\":\"phimoe\",\"hidden_size\":64,\"intermediate_size\":32,\"num_hidden_layers\":"
-     "1,"
-     "\"num_local_experts\":16,\"num_experts_per_tok\":2}",
+    {"{\"model_type\":\"phimoe\",\"hidden_size\":64,\"intermediate_size\":32,"
+     "\"num_hidden_layers\":1,\"num_local_experts\":16,\"num_experts_per_tok\":2}",
      EP_GATE_SPARSEMIXER, false, 1, 1, 1, 16, 2, 32, 0, "m", true, false},
-    {"{\"model_type\":\"ernie4_5_moe\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_"
-     "intermediate_"
-     "size\":32,"
-     "\"num_hidden_layers\":4,\"moe_num_experts\":64,\"moe_k\":6,\"moe_num_shared_experts\":2,"
-     "\"moe_layer_"
-     "start_index\":1,"
-     "\"moe_layer_end_index\":-1,\"moe_layer_interval\":1}",
+    {"{\"model_type\":\"ernie4_5_moe\",\"hidden_size\":64,\"intermediate_size\":128,"
+     "\"moe_intermediate_size\":32,\"num_hidden_layers\":4,\"moe_num_experts\":64,\"moe_k\":6,"
+     "\"moe_num_shared_experts\":2,\"moe_layer_start_index\":1,\"moe_layer_end_index\":-1,"
+     "\"moe_layer_interval\":1}",
      EP_GATE_SOFTMAX, true, 1, 1, 1, 64, 6, 32, 64, "dmmm", true, false},
-    {"{\"model_type\":\"hunyuan_v1_moe\",\"hidden_size\":64,\"intermediate_size\":32,\"moe_"
-     "intermediate_"
-     "size\":[32,32],"
-     "\"num_hidden_layers\":2,\"num_experts\":64,\"moe_topk\":[8,8],\"num_shared_expert\":[1,1]}",
+    {"{\"model_type\":\"hunyuan_v1_moe\",\"hidden_size\":64,\"intermediate_size\":32,"
+     "\"moe_intermediate_size\":[32,32],\"num_hidden_layers\":2,\"num_experts\":64,\"moe_topk\":[8,"
+     "8],\"num_shared_expert\":[1,1]}",
      EP_GATE_SOFTMAX, true, 1, 1, 1, 64, 8, 32, 32, "mm", true, false},
-    {"{\"model_type\":\"mimo_v2_flash\",\"hidden_size\":64,\"intermediate_size\":128,\"moe_"
-     "intermediate_"
-     "size\":32,"
-     "\"num_hidden_layers\":3,\"n_routed_experts\":16,\"num_experts_per_tok\":8,\"moe_layer_freq\":"
-     "[0,1,1],"
-     "\"routed_scaling_factor\":null,\"n_group\":1,\"topk_group\":1}",
+    {"{\"model_type\":\"mimo_v2_flash\",\"hidden_size\":64,\"intermediate_size\":128,"
+     "\"moe_intermediate_size\":32,\"num_hidden_layers\":3,\"n_routed_experts\":16,"
+     "\"num_experts_per_tok\":8,\"moe_layer_freq\":[0,1,1],\"routed_scaling_factor\":null,"
+     "\"n_group\":1,\"topk_group\":1}",
      EP_GATE_SIGMOID, true, 1, 1, 1, 16, 8, 32, 0, "dmm", true, false},
     {"{\"model_type\":\"kimi_vl\",\"text_config\":" DEEPSEEK("") "}", EP_GATE_SIGMOID, true, 1, 1,
      1, 8, 2, 32, 0, "mmmm", true, false},
     {"{\"model_type\":\"new_moe\",\"hidden_act\":\"silu\",\"hidden_size\":64,\"intermediate_size\":"
-     "32,\"num_hidden_layers\":1,\"num_"
-     "experts\":4,"
-     "\"num_experts_per_tok\":1}",
+     "32,\"num_hidden_layers\":1,\"num_experts\":4,\"num_experts_per_tok\":1}",
      (ep_gate_score)0, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
     {"{\"hidden_act\":\"silu\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_"
-     "layers\":1,\"n_routed_experts\":4,"
-     "\"num_experts_per_tok\":1,\"scoring_func\":\"sigmoid\"}",
+     "layers\":1,\"n_routed_experts\":4,\"num_experts_per_tok\":1,\"scoring_func\":\"sigmoid\"}",
      (ep_gate_score)0, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
-    {"{\"model_type\":\"new_moe\",\"hidden_act\":\"silu\",\"hidden_size\":64,\"moe_intermediate_"
-     "size\":32,\"num_hidden_layers\":1,"
-     "\"num_experts\":4,"
+    {"{\"model_type\":\"new_moe\",\"hidden_act\":\"silu\",\"hidden_size\":64,"
+     "\"moe_intermediate_size\":32,\"num_hidden_layers\":1,\"num_experts\":4,"
      "\"num_experts_per_tok\":1,\"scoring_func\":\"sqrtsoftplus\"}",
      (ep_gate_score)0, false, 1, 1, 1, 4, 1, 32, 0, "m", false, false},
 };
@@ -209,15 +173,11 @@ Test(model_config, reads_the_dense_part)
 {
     ep_model_config config = {0};
     ep_error error;
-    ASSERT_OK(
-        parse(
-            MIXTRAL(
-                "\"vocab_size\":256,\"num_attention_heads\":8,\"num_key_value_heads\":2,\"rms_norm_"
-                "eps\":1e-05,"
-                "\"rope_theta\":1000000.0,\"tie_word_embeddings\":true,\"torch_dtype\":"
-                "\"float16\","),
-            &config, &error),
-        error);
+    ASSERT_OK(parse(MIXTRAL("\"vocab_size\":256,\"num_attention_heads\":8,\"num_key_value_heads\":"
+                            "2,\"rms_norm_eps\":1e-05,\"rope_theta\":1000000.0,\"tie_word_"
+                            "embeddings\":true,\"torch_dtype\":\"float16\","),
+                    &config, &error),
+              error);
     cr_expect_eq(config.info.vocab, 256);
     cr_expect_eq(config.info.heads, 8);
     cr_expect_eq(config.info.kv_heads, 2);
@@ -273,8 +233,7 @@ static const bad_case bad_cases[] = {
      "config.json: num_local_experts has 1 values, allowed 2: one for each layer"},
     {PLAIN("64", "2", "null", "1", "32"), EP_ERR_BAD_FILE,
      "config.json: num_local_experts (or num_experts, n_routed_experts, moe_num_experts) is "
-     "missing, allowed "
-     "1..65535"},
+     "missing, allowed 1..65535"},
     {PLAIN("0", "2", "8", "1", "32"), EP_ERR_BAD_FILE,
      "config.json: hidden_size is 0, allowed 1..65536"},
     {PLAIN("65537", "2", "8", "1", "32"), EP_ERR_BAD_FILE,
@@ -300,9 +259,7 @@ static const bad_case bad_cases[] = {
     {"{\"text_config\":" PLAIN("64", "2", "0", "1", "32") "}", EP_ERR_BAD_FILE,
      "config.json: text_config.num_local_experts is 0, allowed 1..65535"},
     {"{\"model_type\":\"qwen3_moe\",\"hidden_size\":64,\"num_hidden_layers\":1,\"num_experts\":8,"
-     "\"num_"
-     "experts_per_tok\":2,"
-     "\"intermediate_size\":8}",
+     "\"num_experts_per_tok\":2,\"intermediate_size\":8}",
      EP_ERR_BAD_FILE,
      "config.json: moe_intermediate_size (or expert_ffn_hidden_size, expert_hidden_dim, "
      "ffn_hidden_size, encoder_ffn_dim, d_ff) is missing, allowed 1..1048576"},
@@ -330,9 +287,8 @@ static const bad_case bad_cases[] = {
      "config.json: torch_dtype is \"float8\", allowed bfloat16, float16, float32"},
     {MIXTRAL("\"hidden_act\":\"mish\","), EP_ERR_UNIMPLEMENTED,
      "config.json: hidden_act is \"mish\", allowed silu, swish, situ, gelu"},
-    {"{\"model_type\":\"new_moe\",\"hidden_size\":64,\"moe_intermediate_size\":32,\"num_hidden_"
-     "layers\":1,\"num_experts\":4,"
-     "\"num_experts_per_tok\":1}",
+    {"{\"model_type\":\"new_moe\",\"hidden_size\":64,\"moe_intermediate_size\":32,"
+     "\"num_hidden_layers\":1,\"num_experts\":4,\"num_experts_per_tok\":1}",
      EP_ERR_UNIMPLEMENTED,
      "config.json: hidden_act is missing, and this build does not know the function of its model "
      "type"},

@@ -32,12 +32,12 @@ static const struct {
     const char *text;
     ep_quant_config wanted;
 } configs[] = {
-    {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\",\"weight_block_"
-     "size\":[128,128]}",
+    {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\","
+     "\"weight_block_size\":[128,128]}",
      {.sizes = {{128, 128}}, .sizes_count = 1}},
     {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"modules_to_not_convert\":null,"
-     "\"weight_block_size\":[64,32],"
-     "\"dequantize\":false,\"scale_fmt\":\"ue8m0\",\"expert_dtype\":\"fp4\"}",
+     "\"weight_block_size\":[64,32],\"dequantize\":false,\"scale_fmt\":\"ue8m0\","
+     "\"expert_dtype\":\"fp4\"}",
      {.sizes = {{64, 32}}, .sizes_count = 1}},
     {"{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"weight_block_size\":null,"
      "\"ignored_layers\":[\"lm_head\"]}",
@@ -46,25 +46,22 @@ static const struct {
      {.sizes_count = 0}},
     {"{\"quant_method\":\"w8a8\"}", {.sizes_count = 0}},
     {"{\"quant_method\":\"modelopt\",\"quant_algo\":\"NVFP4\",\"kv_cache_quant_algo\":\"FP8\","
-     "\"group_size\":16,"
-     "\"exclude_modules\":[\"lm_head\"],\"producer\":{\"name\":\"modelopt\"}}",
+     "\"group_size\":16,\"exclude_modules\":[\"lm_head\"],\"producer\":{\"name\":\"modelopt\"}}",
      {.sizes = {{1, 16}}, .sizes_count = 1}},
     {"{\"bits\":4,\"checkpoint_format\":\"gptq\",\"desc_act\":true,\"dynamic\":{\"-:.*gate.*\":{}},"
-     "\"group_size\":128,\"lm_head\":false,"
-     "\"meta\":{\"quantizer\":[\"gptqmodel:2.2.0\"]},\"pack_dtype\":\"int32\",\"quant_method\":"
-     "\"gptq\",\"sym\":true,\"damp_percent\":0.1,"
-     "\"true_sequential\":true,\"static_groups\":false,\"amp\":false,"
-     "\"gradient_accumulate_steps\":4}",
+     "\"group_size\":128,\"lm_head\":false,\"meta\":{\"quantizer\":[\"gptqmodel:2.2.0\"]},\"pack_"
+     "dtype\":\"int32\",\"quant_method\":\"gptq\",\"sym\":true,\"damp_percent\":0.1,\"true_"
+     "sequential\":true,\"static_groups\":false,\"amp\":false,\"gradient_accumulate_steps\":4}",
      {.sizes = {{1, 128}},
       .sizes_count = 1,
       .words = EP_QUANT_WORDS_GPTQ,
       .symmetric = true,
       .has_order = true}},
-    {"{\"bits\":8,\"checkpoint_format\":\"gptq_v2\",\"desc_act\":false,\"group_size\":-1,\"quant_"
-     "method\":\"gptq\",\"sym\":false}",
+    {"{\"bits\":8,\"checkpoint_format\":\"gptq_v2\",\"desc_act\":false,\"group_size\":-1,"
+     "\"quant_method\":\"gptq\",\"sym\":false}",
      {.sizes = {{1, 0}}, .sizes_count = 1, .words = EP_QUANT_WORDS_GPTQ_V2}},
-    {"{\"quant_method\":\"awq\",\"zero_point\":true,\"group_size\":64,\"bits\":4,\"version\":"
-     "\"gemm\",\"modules_to_not_convert\":null,\"amp\":false}",
+    {"{\"quant_method\":\"awq\",\"zero_point\":true,\"group_size\":64,\"bits\":4,"
+     "\"version\":\"gemm\",\"modules_to_not_convert\":null,\"amp\":false}",
      {.sizes = {{1, 64}}, .sizes_count = 1, .words = EP_QUANT_WORDS_AWQ}},
     {CT("pack-quantized", "{\"input_activations\":null,\"weights\":" WEIGHTS(
                               "8", "int", "null", "channel", "false", "null") "}"),
@@ -88,9 +85,8 @@ static const struct {
     {"{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"W4A16\":{\"input_activations\":"
      "null,\"weights\":{\"num_bits\":4,\"group_size\":32}}}}",
      {.sizes = {{1, 32}}, .sizes_count = 1, .weights_only = true, .wide_inputs = true}},
-    {"{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"W4A16_ASYM\":{\"weights\":{"
-     "\"num_"
-     "bits\":4,\"group_size\":32}}}}",
+    {"{\"quant_method\":\"compressed-tensors\","
+     "\"config_groups\":{\"W4A16_ASYM\":{\"weights\":{\"num_bits\":4,\"group_size\":32}}}}",
      {.sizes = {{1, 32}}, .sizes_count = 1, .weights_only = true, .wide_inputs = true}},
     {CT("mxfp4-pack-quantized",
         "{\"input_activations\":{\"num_bits\":16,\"type\":\"float\"},\"weights\":{\"num_bits\":4,"
@@ -101,8 +97,8 @@ static const struct {
 /* Parses a model's config with this quantization_config, at the top or one level down. */
 static ep_err parse(json_t *quantised, bool is_nested, ep_quant_config *out_config, ep_error *error)
 {
-    static const char model[] = "{\"model_type\":\"mixtral\",\"hidden_size\":64,\"intermediate_"
-                                "size\":32,\"num_hidden_layers\":4,"
+    static const char model[] = "{\"model_type\":\"mixtral\",\"hidden_size\":64,"
+                                "\"intermediate_size\":32,\"num_hidden_layers\":4,"
                                 "\"num_local_experts\":8,\"num_experts_per_tok\":2}";
     ep_model_config config = {0};
     json_t *root = json_loads(model, 0, NULL);
@@ -247,11 +243,11 @@ Test(quant_config, a_value_that_changes_weights_is_refused)
          "weights.actorder is \"rank\", allowed"},
         {"{\"quant_method\":\"compressed-tensors\",\"quantization_status\":\"frozen\"}",
          "quantization_status is \"frozen\", allowed compressed"},
-        {"{\"quant_method\":\"compressed-tensors\",\"sparsity_config\":{\"format\":\"sparse-24-"
-         "bitmask\"}}",
+        {"{\"quant_method\":\"compressed-tensors\","
+         "\"sparsity_config\":{\"format\":\"sparse-24-bitmask\"}}",
          "sparsity_config.format is \"sparse-24-bitmask\", allowed dense"},
-        {"{\"quant_method\":\"compressed-tensors\",\"transform_config\":{\"config_groups\":{\"u\":{"
-         "}}}}",
+        {"{\"quant_method\":\"compressed-tensors\","
+         "\"transform_config\":{\"config_groups\":{\"u\":{}}}}",
          "transform_config.config_groups.u: this build does not know what the key means for "
          "weights; allowed: none"},
     };

@@ -110,9 +110,8 @@ Test(batch, reads_64_bit_ids_whole)
 Test(batch, refuses_duplicates_unless_allowed_masked_or_inactive)
 {
     f.ids[2 * K] = 5;
-    expect_refused(
-        "expert id 5 at token 2, slot 1 is already in slot 0: a token's experts must differ, "
-        "unless allow_duplicates (--allow-duplicates) is set");
+    expect_refused("expert id 5 at token 2, slot 1 is already in slot 0: a token's experts must "
+                   "differ, unless allow_duplicates (--allow-duplicates) is set");
     f.batch.allow_duplicates = true;
     expect_accepted();
     f.batch.allow_duplicates = false;

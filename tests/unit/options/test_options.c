@@ -109,11 +109,10 @@ Test(options, lists_from_every_source)
 {
     ep_options *o = NULL;
     ep_error e;
-    ASSERT_OK(
-        load("models:\n  - name: a\n    path: /x\n  - {name: b, path: /y, kind: some}\nlisten: "
-             "[tcp://1:1, tcp://2:2]\n",
-             NULL, NULL, &o, &e),
-        e);
+    ASSERT_OK(load("models:\n  - name: a\n    path: /x\n  - {name: b, path: /y, kind: "
+                   "some}\nlisten: [tcp://1:1, tcp://2:2]\n",
+                   NULL, NULL, &o, &e),
+              e);
     cr_assert_eq(ep_options_list_count(o, "models"), 2);
     cr_expect_str_eq(ep_options_list_text(o, "models", 0, "kind"), "all");
     cr_expect_str_eq(ep_options_list_text(o, "models", 1, "path"), "/y");

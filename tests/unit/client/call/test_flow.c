@@ -158,9 +158,8 @@ Test(flow, a_row_above_the_limit_is_refused_by_name)
     l.chunk_bytes_max = 12 * 1024;
     ep_flow_pick(&l, EP_MODE_PREFILL, &batch, &shape, &flow);
     cr_assert_eq(ep_flow_check(&flow, &error), EP_ERR_INVALID_ARGUMENT);
-    cr_assert_str_eq(error.text,
-                     "chunk_bytes_max is 12288: a frame of one row needs 12296 bytes (the row of "
-                     "8200 and 4096 for what goes with it)");
+    cr_assert_str_eq(error.text, "chunk_bytes_max is 12288: a frame of one row needs 12296 bytes "
+                                 "(the row of 8200 and 4096 for what goes with it)");
     l.chunk_bytes_max = 12296;
     ep_flow_pick(&l, EP_MODE_PREFILL, &batch, &shape, &flow);
     cr_assert_eq(ep_flow_check(&flow, NULL), EP_OK);

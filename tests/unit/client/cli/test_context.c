@@ -154,8 +154,7 @@ Test(context, a_misspelt_variable_is_warned_of)
 {
     expect("EXPERTCTL_COORDINATR=" TO(2), "status --coordinator " TO(3), 3,
            "expertctl status: warning: environment EXPERTCTL_COORDINATR names no option and is "
-           "ignored; did you mean "
-           "EXPERTCTL_COORDINATOR?");
+           "ignored; did you mean EXPERTCTL_COORDINATOR?");
     /* One of another command is none. */
     expect_without("EXPERTCTL_CHECKPOINT=/c EXPERTCTL_CONFIG=/f.yaml EXPERTCTL_COORDINATOR=" TO(2),
                    "status", "warning");

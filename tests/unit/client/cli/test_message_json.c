@@ -40,20 +40,14 @@ static void drop(Test__EveryType *message)
 }
 
 static const char full[] =
-    "{\"an_int32\":-2147483648,\"a_sint32\":-2,\"a_sfixed32\":2147483647,\"an_int64\":\"-"
-    "9223372036854775808\","
-    "\"a_sint64\":-5,\"a_sfixed64\":9223372036854775807,\"a_uint32\":4294967295,\"a_fixed32\":8,"
-    "\"a_uint64\":\"18446744073709551615\",\"a_fixed64\":10,\"a_float\":0.5,\"a_double\":1e300,\"a_"
-    "bool\":"
-    "true,"
+    "{\"an_int32\":-2147483648,\"a_sint32\":-2,\"a_sfixed32\":2147483647,"
+    "\"an_int64\":\"-9223372036854775808\",\"a_sint64\":-5,\"a_sfixed64\":9223372036854775807,"
+    "\"a_uint32\":4294967295,\"a_fixed32\":8,\"a_uint64\":\"18446744073709551615\","
+    "\"a_fixed64\":10,\"a_float\":0.5,\"a_double\":1e300,\"a_bool\":true,"
     "\"a_string\":\"gr\\u00fc\\u00df\",\"an_inner\":{\"name\":\"in\",\"numbers\":[1,2,3]},"
-    "\"int32s\":[-1,0,1]"
-    ","
-    "\"uint64s\":[0,\"18446744073709551615\",7],\"doubles\":[0.25,-3],\"floats\":[1.5,\"NaN\",\"-"
-    "Infinity\"],"
-    "\"bools\":[true,false,true],"
-    "\"strings\":[\"\",\"b\"],\"inners\":[{\"name\":\"x\"},{},{\"numbers\":[9]}],\"fixed32s\":["
-    "4294967295]}";
+    "\"int32s\":[-1,0,1],\"uint64s\":[0,\"18446744073709551615\",7],\"doubles\":[0.25,-3],"
+    "\"floats\":[1.5,\"NaN\",\"-Infinity\"],\"bools\":[true,false,true],\"strings\":[\"\",\"b\"],"
+    "\"inners\":[{\"name\":\"x\"},{},{\"numbers\":[9]}],\"fixed32s\":[4294967295]}";
 
 Test(message_json, every_type_survives_the_wire)
 {
@@ -95,9 +89,8 @@ Test(message_json, every_type_survives_the_wire)
         } else if (strcmp(key, "doubles") == 0) {
             cr_expect_str_eq(got_text, "[0.25,-3.0]");
         } else if (strcmp(key, "inners") == 0) {
-            cr_expect_str_eq(got_text,
-                             "[{\"name\":\"x\",\"numbers\":[]},{\"name\":\"\",\"numbers\":[]},{"
-                             "\"name\":\"\",\"numbers\":[9]}]");
+            cr_expect_str_eq(got_text, "[{\"name\":\"x\",\"numbers\":[]},{\"name\":\"\","
+                                       "\"numbers\":[]},{\"name\":\"\",\"numbers\":[9]}]");
         } else {
             cr_expect_str_eq(got_text, text, "%s: %s, not %s", key, got_text, text);
         }

@@ -71,8 +71,7 @@ static const usage_case wrong_lines[] = {
     {"status -o xml", 2, "expertctl status: --output is 'xml', allowed: table, json"},
     {"status --coordinator http://h:1", 2,
      "--coordinator is 'http://h:1', allowed: tcp://host:port or tls+tcp://host:port, port "
-     "1..65535, up to 255 "
-     "characters"},
+     "1..65535, up to 255 characters"},
     {"status --node tcp://h", 2, "--node is 'tcp://h', allowed: tcp://host:port"},
     {"status --node tcp://h:", 2, "--node is 'tcp://h:', allowed"},
     {"status --node tcp://h:1 --coordinator tcp://h:2", 2,

@@ -373,8 +373,7 @@ Test(trace_calls, one_sentence_says_it, .fini = end)
 {
     tell_story();
     expect_summary("200 calls, p50 120 µs, p99 120 µs; 42 % of a call is compute; node1 is the "
-                   "slowest (1.8x node0); "
-                   "2 calls failed (2 DEADLINE_EXCEEDED), 3 hedges.");
+                   "slowest (1.8x node0); 2 calls failed (2 DEADLINE_EXCEEDED), 3 hedges.");
 }
 
 Test(trace_calls, one_sentence_says_that_nothing_is_wrong, .fini = end)

@@ -1639,14 +1639,12 @@ Test(coordinator_state, most_nodes_decide_which_weights_are_used_not_the_first)
     cr_assert(listed(0) == LAYERS * EXPERTS && listed(1) == 0,
               "two that differ: nobody can tell, nothing moves");
     expect_copy_error("not used, of: node-1 (16); as expert 0 of layer 3 of model demo:v1: SHA-256 "
-                      "00100000.. on 1, "
-                      "used 00700000.. on 1 (node-0), no majority");
+                      "00100000.. on 1, used 00700000.. on 1 (node-0), no majority");
     join_right(2);
     assert_copies(2);
     cr_assert_eq(listed(0), 0u);
     expect_copy_error("not used, of: node-0 (16); as expert 0 of layer 3 of model demo:v1: SHA-256 "
-                      "00700000.. on 1, "
-                      "used 00100000.. on 2 (node-1), the majority");
+                      "00700000.. on 1, used 00100000.. on 2 (node-1), the majority");
     load(0);
     cr_assert_eq(held(0), 0u, "what is not used is dropped, and its node named all the same");
 

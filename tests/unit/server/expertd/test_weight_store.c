@@ -1355,11 +1355,9 @@ Test(weight_store, a_device_without_room_for_an_expert_is_told_as_what_it_is)
     open_store(0);
     change_ops()->device_read = read_crowded;
     cr_expect_eq(add_to_store_of(0, 1, &e), EP_ERR_BAD_CONFIG);
-    cr_expect_str_eq(
-        e.text,
-        "a device has room for 100 bytes of weights, one expert of layer 1 of model demo needs "
-        "3072 bytes; allowed: at "
-        "least that; free its memory, or leave the device out of ASCEND_RT_VISIBLE_DEVICES");
+    cr_expect_str_eq(e.text, "a device has room for 100 bytes of weights, one expert of layer 1 of "
+                             "model demo needs 3072 bytes; allowed: at least that; free its "
+                             "memory, or leave the device out of ASCEND_RT_VISIBLE_DEVICES");
 }
 
 /* ---- several devices ---- */
