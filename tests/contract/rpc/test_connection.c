@@ -179,10 +179,10 @@ LANE_TEST(no_hello_in_time_closes)
     fixture_fini(&f);
 }
 
-static void no_token(ep_rpc_channel_config *config)
+static void quick_redial(ep_rpc_channel_config *config)
 {
     config->common.limits.redial_min_ms = 1;
-    config->common.limits.redial_max_ms = 2;
+    config->common.limits.redial_max_ms = 5;
 }
 
 LANE_TEST(a_refused_client_reports_the_reason)
@@ -190,8 +190,9 @@ LANE_TEST(a_refused_client_reports_the_reason)
     fixture f;
     ep_error error;
     answer a;
-    fixture_init(&f, &(fixture_options){
-                         .url = url, .server = with_token, .channel = no_token, .not_ready = true});
+    fixture_init(&f,
+                 &(fixture_options){
+                     .url = url, .server = with_token, .channel = quick_redial, .not_ready = true});
     fixture_wait(&f, &f.states[EP_CHANNEL_BROKEN], 2); /* and it tries again */
     ep_rpc_channel_last_error(f.channel, &error);
     cr_assert_eq(error.code, EP_ERR_UNAUTHENTICATED);
@@ -252,12 +253,6 @@ LANE_TEST(closing_the_channel_cancels_every_call_once)
     cr_assert_eq(f.states[EP_CHANNEL_CLOSED], 1);
     fixture_wait(&f, &f.cancels, N);
     fixture_fini(&f);
-}
-
-static void quick_redial(ep_rpc_channel_config *config)
-{
-    config->common.limits.redial_min_ms = 1;
-    config->common.limits.redial_max_ms = 5;
 }
 
 Test(rpc_connection_tcp, a_restarted_server_is_found_again_and_waiting_calls_go_through)
