@@ -31,8 +31,7 @@ static char *variables[2]; /* the environment of load */
 static ep_error e; /* of the last load */
 
 /* Loads expertd's configuration from flags; file NULL: none. */
-static ep_err load(const char *file, const char *a, const char *b, const char *c, bool with_model,
-                   ep_error *error)
+static ep_err load(const char *file, const char *a, const char *b, const char *c, bool with_model)
 {
     char *argv[8] = {(char *)(uintptr_t) "expertd"};
     int argc = 1;
@@ -51,9 +50,9 @@ static ep_err load(const char *file, const char *a, const char *b, const char *c
             argv[argc++] = (char *)(uintptr_t)flags[i];
         }
     }
-    ep_error_clear(error);
-    ep_err err = ep_options_load(&ep_node_options, argc, argv, variables, &options, error);
-    err = err == EP_OK ? ep_node_config_check(options, error) : err;
+    ep_error_clear(&e);
+    ep_err err = ep_options_load(&ep_node_options, argc, argv, variables, &options, &e);
+    err = err == EP_OK ? ep_node_config_check(options, &e) : err;
     ep_options_free(options);
     return err;
 }
@@ -72,21 +71,21 @@ Test(service_config, variables_that_others_read_bring_no_warning)
     ep_options_free(options);
 }
 
-static void expect_bad(ep_err err, const ep_error *error, const char *part)
+static void expect_bad(ep_err err, const char *part)
 {
-    cr_expect_eq(err, EP_ERR_BAD_CONFIG, "%s: %s", part, error->text);
-    EXPECT_TEXT(*error, part);
+    cr_expect_eq(err, EP_ERR_BAD_CONFIG, "%s: %s", part, e.text);
+    EXPECT_TEXT(e, part);
 }
 
 /* One or two flags beside a model. */
 static void refuses(const char *a, const char *b, const char *part)
 {
-    expect_bad(load(NULL, a, b, NULL, true, &e), &e, part);
+    expect_bad(load(NULL, a, b, NULL, true), part);
 }
 
 static void accepts(const char *a, const char *b)
 {
-    EXPECT_OK(load(NULL, a, b, NULL, true, &e), e);
+    EXPECT_OK(load(NULL, a, b, NULL, true), e);
 }
 
 TestSuite(service_config, .init = setup, .fini = teardown);
@@ -229,8 +228,8 @@ Test(service_config, beyond_loopback_needs_tls_and_token_or_insecure)
     refuses("--door-listen=tls+tcp://0.0.0.0:0", token_flag, "tls_ca_file");
     accepts("--door-listen=", NULL);
     expect_bad(
-        load("listen:\n  - tcp://127.0.0.1:0\n  - tcp://10.1.1.1:0\n", NULL, NULL, NULL, true, &e),
-        &e, "c.yaml:3: listen[1].url");
+        load("listen:\n  - tcp://127.0.0.1:0\n  - tcp://10.1.1.1:0\n", NULL, NULL, NULL, true),
+        "c.yaml:3: listen[1].url");
 }
 
 Test(service_config, token_files_are_private_and_long_enough)
@@ -247,8 +246,8 @@ Test(service_config, token_files_are_private_and_long_enough)
 
 Test(service_config, nodes_need_models_backends_and_urls_that_exist)
 {
-    expect_bad(load(NULL, NULL, NULL, NULL, false, &e), &e, "no model to serve");
-    expect_bad(load(NULL, "--model=m=/does/not/exist", NULL, NULL, false, &e), &e,
+    expect_bad(load(NULL, NULL, NULL, NULL, false), "no model to serve");
+    expect_bad(load(NULL, "--model=m=/does/not/exist", NULL, NULL, false),
                "'/does/not/exist': No such file or directory; allowed: the directory with the "
                "model's config.json");
     refuses("--backend=gpu", NULL,
@@ -261,16 +260,16 @@ Test(service_config, nodes_need_models_backends_and_urls_that_exist)
     refuses("--coordinator-url=tls+tcp://h:1", NULL, "tls_server_name");
     refuses("--probe-address=here", NULL, "probe_address: 'here' is not an address");
     expect_bad(load(NULL, "--coordinator-url=tcp://127.0.0.1:1", "--listen=tcp://0.0.0.0:0",
-                    "--insecure", true, &e),
-               &e, "advertise_url");
+                    "--insecure", true),
+               "advertise_url");
     refuses("--frame-bytes-max=1GiB", NULL, "buffer_bytes_max");
     char file[EP_TEST_PATH_BYTES + 128];
     snprintf(file, sizeof(file), "models:\n  - name: m\n    path: %s\n    experts: 3-1\n", dir);
-    expect_bad(load(file, NULL, NULL, NULL, false, &e), &e,
+    expect_bad(load(file, NULL, NULL, NULL, false),
                "c.yaml:4: models[0].experts: '3-1' is not a set of experts");
     snprintf(file, sizeof(file), "models:\n  - {name: m, path: %s, experts: assigned}\n", dir);
-    expect_bad(load(file, NULL, NULL, NULL, false, &e), &e, "needs coordinator_url");
-    EXPECT_OK(load(file, "--coordinator-url=tcp://127.0.0.1:1", NULL, NULL, false, &e), e);
+    expect_bad(load(file, NULL, NULL, NULL, false), "needs coordinator_url");
+    EXPECT_OK(load(file, "--coordinator-url=tcp://127.0.0.1:1", NULL, NULL, false), e);
 }
 
 /* By flag, by file and by the environment the same rules hold, and the origin is named. */
@@ -279,9 +278,8 @@ Test(service_config, lanes_are_chosen_from_what_there_is)
     char text[64];
     refuses("--stream-lane=tcp", NULL, "stream_lane");
     refuses("--stream-lane=tcp", NULL, "uv, nng");
-    expect_bad(load("busy_poll_us: 100001\n", NULL, NULL, NULL, true, &e), &e,
-               "c.yaml:1: busy_poll_us");
-    expect_bad(load("busy_poll_us: 100001\n", NULL, NULL, NULL, true, &e), &e, "0..100ms");
+    expect_bad(load("busy_poll_us: 100001\n", NULL, NULL, NULL, true), "c.yaml:1: busy_poll_us");
+    expect_bad(load("busy_poll_us: 100001\n", NULL, NULL, NULL, true), "0..100ms");
     refuses("--busy-poll-us=-1", NULL, "busy-poll-us");
     snprintf(text, sizeof(text), "EXPERTD_BUSY_POLL_US=101ms");
     variables[0] = text;

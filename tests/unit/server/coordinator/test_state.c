@@ -138,7 +138,8 @@ static ep_err join(int i, ep_error *error)
     return enroll(&request, error);
 }
 
-static ep_err try_beat(int i, const char *state, bool *out_reregister, ep_error *error)
+static ep_err beat_with(int i, Expertd__V1__ModelInfo **models, const char *state,
+                        bool *out_reregister, ep_error *error)
 {
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
     Expertd__V1__HeartbeatRequest request = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
@@ -154,10 +155,15 @@ static ep_err try_beat(int i, const char *state, bool *out_reregister, ep_error 
     request.busy_us = nodes[i].busy_us;
     request.busy_work = nodes[i].busy_work;
     request.experts_to_load = nodes[i].left_to_load;
-    request.models = nodes[i].model_list;
+    request.models = models;
     request.n_models = 1;
     describe(&nodes[i]);
     return ep_coordinator_state_heartbeat(cluster, now_ns, &request, out_reregister, error);
+}
+
+static ep_err try_beat(int i, const char *state, bool *out_reregister, ep_error *error)
+{
+    return beat_with(i, nodes[i].model_list, state, out_reregister, error);
 }
 
 static void join_first(int count)
@@ -382,21 +388,25 @@ Test(coordinator_state, copies_are_on_different_hosts)
 
 /* Copies with other bits are no copies: the nodes of one numerics id hold everything, those of most
  * nodes. */
-Test(coordinator_state, only_nodes_of_one_numerics_id_get_experts)
+/* Two nodes of `other`, 0 and 3, and two of the usual id; the first two hold the whole model. */
+static void start_two_of_each(void)
 {
     static char other[] = "bf16dp/bf16/rne/00000000";
-    char *usual = NULL;
     start(2, 4, NULL);
-    usual = nodes[0].model.numerics;
     nodes[0].model.numerics = nodes[3].model.numerics = other;
     join_first(4);
     load_all(4);
-    assert_copies(2); /* two of each: the first of them was there first */
     cr_assert(held(0) == LAYERS * EXPERTS && held(3) == LAYERS * EXPERTS && held(1) + held(2) == 0);
+}
+
+Test(coordinator_state, only_nodes_of_one_numerics_id_get_experts)
+{
+    start_two_of_each();
+    assert_copies(2); /* the first of them was there first */
 
     /* One becomes as the two idle ones: they are most then, and take over; until they have loaded
      * all stays listed. */
-    nodes[3].model.numerics = usual;
+    nodes[3].model.numerics = nodes[1].model.numerics;
     nodes[3].incarnation++;
     nodes[3].owned_count[0] = nodes[3].owned_count[1] = 0;
     cr_assert_eq(join(3, NULL), EP_OK);
@@ -409,22 +419,11 @@ Test(coordinator_state, only_nodes_of_one_numerics_id_get_experts)
 
     /* As many of each: those that hold the experts keep them. */
     ep_epoch before = table_epoch();
-    nodes[4].model.numerics = nodes[5].model.numerics = other;
+    nodes[4].model.numerics = nodes[5].model.numerics = nodes[0].model.numerics;
     cr_assert(join(4, NULL) == EP_OK && join(5, NULL) == EP_OK);
     load_all(6);
     assert_copies(2);
     cr_assert(held(0) + held(4) + held(5) == 0 && table_epoch().number > before.number);
-}
-
-/* Two nodes of `other`, 0 and 3, and two of the usual id; the first two hold the whole model. */
-static void start_two_of_each(void)
-{
-    static char other[] = "bf16dp/bf16/rne/00000000";
-    start(2, 4, NULL);
-    nodes[0].model.numerics = nodes[3].model.numerics = other;
-    join_first(4);
-    load_all(4);
-    cr_assert(held(0) == LAYERS * EXPERTS && held(3) == LAYERS * EXPERTS && held(1) + held(2) == 0);
 }
 
 static void come_back(int i)
@@ -1539,22 +1538,6 @@ Test(coordinator_state, a_drained_node_serves_until_others_have_its_experts)
 
 enum { WIDE = 65000, WIDE_LAYERS = 9 };
 
-static ep_err say_all_held(int i, Expertd__V1__ModelInfo *model, ep_error *error)
-{
-    Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
-    Expertd__V1__HeartbeatRequest request = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
-    bool reregister;
-    epoch.term = config.term;
-    epoch.number = nodes[i].loaded_number;
-    request.epoch = &epoch;
-    request.node = nodes[i].name;
-    request.incarnation = nodes[i].incarnation;
-    request.state = (char *)(uintptr_t) "serving";
-    request.models = &model;
-    request.n_models = 1;
-    return ep_coordinator_state_heartbeat(cluster, now_ns, &request, &reregister, error);
-}
-
 /* While experts move, all that nodes hold is listed: more than a registration is counted with. */
 Test(coordinator_state, a_table_that_no_client_can_take_is_not_published)
 {
@@ -1562,6 +1545,7 @@ Test(coordinator_state, a_table_that_no_client_can_take_is_not_published)
     static Expertd__V1__LayerInfo layers[WIDE_LAYERS];
     Expertd__V1__LayerInfo *list[WIDE_LAYERS];
     ep_error error;
+    bool reregister;
     start(1, NODES_MAX, NULL);
     Expertd__V1__ModelInfo model = nodes[0].model, *models[1] = {&model};
     for (uint32_t e = 0; e < WIDE; e++) {
@@ -1582,7 +1566,7 @@ Test(coordinator_state, a_table_that_no_client_can_take_is_not_published)
     }
     for (int i = 0; i < NODES_MAX; i++) {
         nodes[i].loaded_number = assigned();
-        ASSERT_OK(say_all_held(i, &model, &error), error);
+        ASSERT_OK(beat_with(i, models, "serving", &reregister, &error), error);
     }
     const ep_epoch served = table_epoch(),
                    committed = ep_coordinator_state_committed_epoch(cluster);
@@ -1599,7 +1583,7 @@ Test(coordinator_state, a_table_that_no_client_can_take_is_not_published)
 
     for (int i = 0; i < NODES_MAX; i++) {
         nodes[i].loaded_number = assigned();
-        ASSERT_OK(say_all_held(i, &model, &error), error);
+        ASSERT_OK(beat_with(i, models, "serving", &reregister, &error), error);
     }
     cr_assert_gt(table_epoch().number, served.number, "one copy each: it fits");
     cr_assert_eq(placement_error()->code, EP_OK);

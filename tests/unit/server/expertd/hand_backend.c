@@ -101,3 +101,9 @@ bool hand_backend_complete(hand_backend *hand, ep_err result)
     }
     return job != NULL;
 }
+
+void hand_backend_complete_all(hand_backend *hand)
+{
+    while (hand_backend_complete(hand, EP_OK)) {
+    }
+}

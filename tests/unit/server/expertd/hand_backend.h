@@ -30,5 +30,7 @@ void hand_backend_init(hand_backend *hand);
 void hand_backend_wait(hand_backend *hand, uint32_t count);
 /* Completes the oldest job that is not complete; false when there is none. */
 bool hand_backend_complete(hand_backend *hand, ep_err result);
+/* With EP_OK, those too that come meanwhile. */
+void hand_backend_complete_all(hand_backend *hand);
 
 #endif

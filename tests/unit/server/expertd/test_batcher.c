@@ -72,8 +72,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    while (hand_backend_complete(&hand, EP_OK)) {
-    }
+    hand_backend_complete_all(&hand);
     ep_batcher_destroy(batcher);
 }
 
@@ -108,8 +107,7 @@ Test(batcher, at_most_in_flight_max_jobs_are_on_the_backend)
     cr_expect_eq(stats.waiting[EP_WORK_DECODE], 3);
     hand_backend_complete(&hand, EP_OK);
     cr_expect_str_eq(submitted(), "0 1 2 ");
-    while (hand_backend_complete(&hand, EP_OK)) {
-    }
+    hand_backend_complete_all(&hand);
     cr_expect_str_eq(log_text, "0 1 2 3 4 ");
 }
 
@@ -207,8 +205,7 @@ Test(batcher, decode_goes_first)
     ep_batcher_submit(batcher, works, 3, NULL); /* 0 starts, 1 and 2 may still grow */
     ep_batcher_submit(batcher, works + 3, 3, NULL);
     cr_expect_str_eq(submitted(), "0 3 4 ", "each class has its own room");
-    while (hand_backend_complete(&hand, EP_OK)) {
-    }
+    hand_backend_complete_all(&hand);
     cr_expect_str_eq(submitted(), "0 3 4 5 1 2 ");
 }
 
@@ -220,8 +217,7 @@ Test(batcher, a_work_dropped_among_others_is_left_out_of_their_job)
     ep_batcher_submit(batcher, works, 2, NULL);
     ep_batcher_submit(batcher, works + 2, 4, NULL);
     dropped[3] = true;
-    while (hand_backend_complete(&hand, EP_OK)) {
-    }
+    hand_backend_complete_all(&hand);
     cr_expect_str_eq(submitted(), "0 1 2+4+5 ");
     cr_expect_eq(results[3], EP_ERR_CANCELLED);
     cr_expect_eq(results[4], EP_OK);
@@ -252,8 +248,7 @@ Test(batcher, dropped_work_never_reaches_the_backend)
 {
     ep_batcher_submit(batcher, works, 4, NULL);
     dropped[2] = true;
-    while (hand_backend_complete(&hand, EP_OK)) {
-    }
+    hand_backend_complete_all(&hand);
     cr_expect_str_eq(submitted(), "0 1 3 ");
     cr_expect_eq(results[2], EP_ERR_CANCELLED);
     cr_expect_eq(works[2].started_ns, 0);
@@ -316,8 +311,7 @@ Test(batcher, done_may_submit_again)
     works[0].done = submit_again;
     chain_left = 1000;
     ep_batcher_submit(batcher, works, 1, NULL);
-    while (hand_backend_complete(&hand, EP_OK)) {
-    }
+    hand_backend_complete_all(&hand);
     cr_expect_eq(hand.count, 1000);
 }
 

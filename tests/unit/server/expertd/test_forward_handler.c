@@ -206,12 +206,6 @@ static void start(const char *backend, uint32_t jobs)
     start_with(backend, NULL, 1024, 1 << 20, jobs);
 }
 
-static void complete_all(void)
-{
-    while (hand_backend_complete(&rig.hand, EP_OK)) {
-    }
-}
-
 static void begin(const ep_test_forward *f, ep_test_pending *out_pending)
 {
     ep_error e;
@@ -227,7 +221,7 @@ static void stop(void)
         ep_batcher_close(rig.batcher, EP_ERR_DRAINING);
     }
     if (rig.backend == &rig.hand.base) {
-        complete_all();
+        hand_backend_complete_all(&rig.hand);
     }
     ep_rpc_server_destroy(rig.server);
     ep_batcher_destroy(rig.batcher);
@@ -420,12 +414,12 @@ Test(forward_handler, beyond_both_budgets_callers_are_told_to_come_back)
     expect_error(&f, EP_ERR_RESOURCE_EXHAUSTED, "6 of inflight_tokens 6", -1, -1);
     cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_RESOURCE_EXHAUSTED);
     cr_expect_gt(e.retry_after_us, 0);
-    complete_all();
+    hand_backend_complete_all(&rig.hand);
     cr_expect_eq(ep_test_forward_wait(&first, &e), EP_OK);
     cr_expect_eq(ep_test_forward_wait(&second, &e), EP_OK);
     begin(&f, &first);
     hand_backend_wait(&rig.hand, 12);
-    complete_all();
+    hand_backend_complete_all(&rig.hand);
     EXPECT_OK(ep_test_forward_wait(&first, &e), e);
 }
 
@@ -578,7 +572,7 @@ Test(forward_handler, what_would_be_late_is_dropped_and_one_that_is_alone_is_end
     /* behind the other */
     cr_expect_eq(ep_test_forward_run(&rig.peer, &marker, NULL, &e), EP_ERR_NOT_FOUND);
     make_late();
-    complete_all();
+    hand_backend_complete_all(&rig.hand);
     EXPECT_OK(ep_test_forward_wait(&begun, &e), e);
     EXPECT_FAILS(ep_test_forward_wait(&lost, &e), EP_ERR_CANCELLED, e,
                  "more work than it can do before the deadline");
@@ -615,7 +609,7 @@ Test(forward_handler, large_requests_are_cut_into_jobs)
     hand_backend_wait(&rig.hand, 3);
     cr_expect_eq(rig.hand.jobs[0]->rows_count, EP_BATCH_JOB_ROWS_MAX);
     cr_expect_eq(rig.hand.jobs[2]->rows_count, 1);
-    complete_all();
+    hand_backend_complete_all(&rig.hand);
     EXPECT_OK(ep_test_forward_wait(&pending, &e), e);
     free(slots);
 }

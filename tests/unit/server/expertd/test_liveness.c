@@ -25,6 +25,8 @@ static void teardown(void)
     ep_timer_service_destroy(timers);
 }
 
+TestSuite(liveness, .init = setup, .fini = teardown);
+
 /* The timers' own thread has done everything that was due. */
 static void on_fence(ep_timer *timer, void *arg)
 {
@@ -51,15 +53,14 @@ static ep_liveness_state check(uint64_t at_s, uint64_t done, uint64_t in_flight)
     return state;
 }
 
-Test(liveness, a_node_without_work_is_alive_however_long, .init = setup, .fini = teardown)
+Test(liveness, a_node_without_work_is_alive_however_long)
 {
     for (uint64_t t = 1; t < 1000; t += 100) {
         cr_expect_eq(check(t, 7, 0), EP_LIVENESS_OK, "second %d", (int)t);
     }
 }
 
-Test(liveness, jobs_that_do_not_end_are_a_hang_and_an_ended_one_is_not, .init = setup,
-     .fini = teardown)
+Test(liveness, jobs_that_do_not_end_are_a_hang_and_an_ended_one_is_not)
 {
     uint64_t stuck_ms;
     cr_expect_eq(check(1, 5, 3), EP_LIVENESS_OK);
@@ -72,7 +73,7 @@ Test(liveness, jobs_that_do_not_end_are_a_hang_and_an_ended_one_is_not, .init = 
     cr_expect_eq(stuck_ms, 0);
 }
 
-Test(liveness, time_without_jobs_does_not_count, .init = setup, .fini = teardown)
+Test(liveness, time_without_jobs_does_not_count)
 {
     cr_expect_eq(check(1, 5, 0), EP_LIVENESS_OK);
     cr_expect_eq(check(9, 5, 0), EP_LIVENESS_OK);
@@ -80,7 +81,7 @@ Test(liveness, time_without_jobs_does_not_count, .init = setup, .fini = teardown
                  "it began to work half a second ago");
 }
 
-Test(liveness, a_limit_of_0_judges_no_jobs, .init = setup, .fini = teardown)
+Test(liveness, a_limit_of_0_judges_no_jobs)
 {
     check(1, 5, 1);
     cr_expect_eq(ep_liveness_check(&liveness, 5000 * S, 5, 1, 0), EP_LIVENESS_OK);
@@ -93,7 +94,7 @@ static void on_blocking(ep_timer *timer, void *arg)
     pthread_mutex_unlock(arg);
 }
 
-Test(liveness, timers_that_do_not_fire_are_a_hang, .init = setup, .fini = teardown)
+Test(liveness, timers_that_do_not_fire_are_a_hang)
 {
     ep_timer blocker;
     pthread_mutex_lock(&gate);

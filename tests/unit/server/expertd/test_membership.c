@@ -478,7 +478,7 @@ static bool told_of_n3(void)
     return strcmp(rig.neighbours, "n3=tcp://there:1 ") == 0;
 }
 
-static bool three_heartbeats_on(void)
+static bool heartbeats_passed(void)
 {
     return seen().heartbeats > rig.step;
 }
@@ -500,7 +500,7 @@ Test(membership, neighbours_follow_the_coordinator_once_it_has_a_table)
     rig.coordinator.committed = (ep_epoch){0};
     rig.step = rig.coordinator.heartbeats + 3;
     pthread_mutex_unlock(&rig.lock);
-    run_until(three_heartbeats_on);
+    run_until(heartbeats_passed);
     cr_expect_str_eq(rig.neighbours, "n3=tcp://there:1 ");
 }
 
@@ -592,11 +592,6 @@ Test(membership, an_assignment_beyond_the_model_is_ignored_where_it_is_wrong)
     rig.step = 3;
     run_until(reported_nothing_but_assigned);
     cr_expect_eq(seen().owned[0], EXPERTS - 1);
-}
-
-static bool heartbeats_passed(void)
-{
-    return seen().heartbeats > rig.step;
 }
 
 static bool settled_with_failures(void)
