@@ -14,30 +14,23 @@
 
 #include "coordinator/table_store_sqlite.h"
 #include "support/expect.h"
+#include "support/process.h"
 
 #define EXPERTS 40
 #define FIRST_TERM 1000
 
-static char dir[64];
-static char file[96];
+static char dir[EP_TEST_PATH_BYTES];
+static char file[EP_TEST_PATH_BYTES + 32];
 
 static void setup(void)
 {
-    snprintf(dir, sizeof(dir), "/tmp/ep-store-XXXXXX");
-    cr_assert_not_null(mkdtemp(dir));
+    cr_assert(ep_test_dir_create(dir));
     snprintf(file, sizeof(file), "%s/coordinator.db", dir);
 }
 
 static void teardown(void)
 {
-    static const char *const names[] = {"coordinator.db", "coordinator.db-wal",
-                                        "coordinator.db-journal", "coordinator.db.new", "lock"};
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        char path[128];
-        snprintf(path, sizeof(path), "%s/%s", dir, names[i]);
-        unlink(path);
-    }
-    rmdir(dir);
+    ep_test_dir_remove(dir);
 }
 
 TestSuite(coordinator_store, .init = setup, .fini = teardown);
@@ -331,7 +324,7 @@ Test(coordinator_store, a_key_of_a_newer_build_is_named)
 
 Test(coordinator_store, a_log_without_its_file_is_refused)
 {
-    char wal[128];
+    char wal[sizeof(file) + 8];
     snprintf(wal, sizeof(wal), "%s-wal", file);
     close(open(wal, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     expect_refusal(EP_ERR_DATA_LOSS, "its -wal file is there");
