@@ -265,16 +265,17 @@ static void expect_layer(const mirrored *m, uint32_t layer)
     }
 }
 
-/* Opens it, reads all experts, and compares them. */
-static void expect_all(void)
+/* Opens it, reads the experts of its first layers, and compares them. */
+static void expect_layers(uint32_t count)
 {
     mirrored m;
     ep_error error;
     ASSERT_OK(open_mirrored(&m, &error), error);
     cr_assert_str_eq(ep_checkpoint_info(m.checkpoint)->version,
                      ep_checkpoint_info(source)->version);
-    expect_layer(&m, 0);
-    expect_layer(&m, 1);
+    for (uint32_t layer = 0; layer < count; layer++) {
+        expect_layer(&m, layer);
+    }
     close_mirrored(&m);
 }
 
@@ -283,13 +284,9 @@ Test(mirror, reads_fetch_what_they_need_and_no_more_and_a_restart_goes_on)
     mirrored m;
     ep_error error;
     create();
-    ASSERT_OK(open_mirrored(&m, &error), error);
-    cr_expect_str_eq(ep_checkpoint_info(m.checkpoint)->version,
-                     ep_checkpoint_info(source)->version);
-    expect_layer(&m, 0);
+    expect_layers(1);
     const uint64_t first = wire.bytes;
     cr_expect_lt(first, all_bytes);
-    close_mirrored(&m);
     ASSERT_OK(open_mirrored(&m, &error), error);
     expect_layer(&m, 0);
     cr_expect_eq(wire.bytes, first, "what was here was fetched again");
@@ -336,7 +333,7 @@ Test(mirror, a_whole_one_is_a_checkpoint_like_any)
     expect_layer(&m, 1);
     close_mirrored(&m);
     wire.fails = true;
-    expect_all();
+    expect_layers(LAYERS);
     ASSERT_OK(ep_checkpoint_open(mirror_path, &plain, &error), error);
     expect_expert(&(mirrored){.checkpoint = plain}, 1, EXPERTS - 1);
     cr_expect_str_eq(ep_checkpoint_info(plain)->version, ep_checkpoint_info(source)->version);
@@ -374,7 +371,7 @@ Test(mirror, a_process_killed_at_any_fetch_costs_only_what_it_had_not_noted)
     }
     cr_expect_gt(deaths, 3);
     wire.fails = true; /* all is here */
-    expect_all();
+    expect_layers(LAYERS);
 }
 
 static long size_of(const char *path)
@@ -394,12 +391,8 @@ static void write_at(const char *path, long at, const void *bytes, size_t count)
 /* A mirror with layer 0 in it, closed. */
 static void fill(void)
 {
-    mirrored m;
-    ep_error error;
     create();
-    ASSERT_OK(open_mirrored(&m, &error), error);
-    expect_layer(&m, 0);
-    close_mirrored(&m);
+    expect_layers(1);
 }
 
 /* Of a file that is not whole; there is one after fill. */
@@ -427,11 +420,7 @@ Test(mirror, a_torn_journal_ends_at_its_last_whole_record)
             return; /* whole by now */
         }
         cr_assert_eq(truncate(path, size > cut ? size - cut : 0), 0);
-        mirrored m;
-        ep_error error;
-        ASSERT_OK(open_mirrored(&m, &error), error);
-        expect_layer(&m, 0);
-        close_mirrored(&m);
+        expect_layers(1);
     }
 }
 
@@ -469,7 +458,7 @@ Test(mirror, lost_and_damaged_data_is_fetched_again)
     for (long at = 0; at + 8192 < size; at += (long)PIECE_BYTES) {
         write_at(path, at + 64, zeros, sizeof(zeros));
     }
-    expect_all();
+    expect_layers(LAYERS);
     cr_expect_gt(wire.bytes, before);
 }
 
@@ -479,13 +468,9 @@ Test(mirror, a_short_or_missing_data_file_is_fetched_again)
     fill();
     snprintf(path, sizeof(path), "%s", path_of(torn_name(), ".part"));
     cr_assert_eq(truncate(path, size_of(path) / 2), 0);
-    mirrored m;
-    ep_error error;
-    ASSERT_OK(open_mirrored(&m, &error), error);
-    expect_layer(&m, 0);
-    close_mirrored(&m);
+    expect_layers(1);
     cr_assert_eq(unlink(path), 0);
-    expect_all();
+    expect_layers(LAYERS);
 }
 
 Test(mirror, what_cannot_be_fetched_is_an_error_and_comes_later)
@@ -594,10 +579,8 @@ static bool survives_disk(disk_step step, uint32_t at)
     expect_layer(&m, 0);
     close_mirrored(&m);
     wire.fails = true;
-    ASSERT_OK(open_mirrored(&m, &error), error);
-    expect_layer(&m, 0);
+    expect_layers(1);
     wire.fails = false;
-    close_mirrored(&m);
     return has_failed;
 }
 
@@ -652,7 +635,7 @@ Test(mirror, somebody_else_who_writes_to_it_is_noticed)
     }
     cr_expect_gt(refused, 0);
     close_mirrored(&m);
-    expect_all();
+    expect_layers(LAYERS);
 }
 
 static void expect_list(ep_mirror_entry *list, size_t count, const char *version,

@@ -14,7 +14,23 @@ static int32_t ids_data[6 * 2];
 static float scales_data[6 * 2];
 static uint8_t mask_data[6 * 2];
 
-static void write_batch(const char *path, const ep_named_tensor *tensors, size_t count)
+static char dir[EP_FIXTURE_PATH_BYTES];
+static char path[EP_FIXTURE_PATH_BYTES + 16];
+
+static void setup(void)
+{
+    ep_fixture_temp_dir(dir);
+    snprintf(path, sizeof(path), "%s/in", dir);
+}
+
+static void teardown(void)
+{
+    ep_fixture_remove(dir);
+}
+
+TestSuite(batch_file, .init = setup, .fini = teardown);
+
+static void write_batch(const ep_named_tensor *tensors, size_t count)
 {
     ep_error error;
     ASSERT_OK(ep_safetensors_write(path, tensors, count, NULL, 0, &error), error);
@@ -28,16 +44,12 @@ typedef struct refusal {
 
 Test(batch_file, reads_all_tensors_and_cuts_them)
 {
-    char dir[EP_FIXTURE_PATH_BYTES];
-    char path[EP_FIXTURE_PATH_BYTES + 16];
     ep_cli_batch batch;
     ep_error error;
     for (int i = 0; i < 24; i++) {
         x_data[i] = (uint16_t)i;
     }
     ids_data[2 * 3] = 9;
-    ep_fixture_temp_dir(dir);
-    snprintf(path, sizeof(path), "%s/in", dir);
     const ep_named_tensor tensors[] = {
         {"x", ep_tensor_2d(x_data, EP_DTYPE_BF16, 6, 4)},
         {"expert_ids", ep_tensor_2d(ids_data, EP_DTYPE_I32, 6, 2)},
@@ -46,7 +58,7 @@ Test(batch_file, reads_all_tensors_and_cuts_them)
         {"activ_mask", ep_tensor_1d(mask_data, EP_DTYPE_BOOL, 6)},
         {"x_scales", ep_tensor_1d(scales_data, EP_DTYPE_F32, 6)},
     };
-    write_batch(path, tensors, 6);
+    write_batch(tensors, 6);
     ASSERT_OK(ep_cli_batch_read(path, &batch, &error), error);
     cr_assert(batch.tokens == 6 && batch.hidden == 4 && batch.top_k == 2);
     cr_assert_eq(batch.args.active_mask.rank, 1);
@@ -63,24 +75,19 @@ Test(batch_file, reads_all_tensors_and_cuts_them)
     part = ep_cli_tensor_rows(&batch.args.x_scales, 3, 2);
     cr_assert_eq(part.rank, 0);
     ep_cli_batch_free(&batch);
-    ep_fixture_remove(dir);
 }
 
 Test(batch_file, no_tokens_at_all)
 {
-    char dir[EP_FIXTURE_PATH_BYTES];
-    char path[EP_FIXTURE_PATH_BYTES + 16];
     ep_cli_batch batch;
     ep_error error;
-    ep_fixture_temp_dir(dir);
-    snprintf(path, sizeof(path), "%s/in", dir);
     const ep_named_tensor tensors[] = {
         {"x", ep_tensor_2d(NULL, EP_DTYPE_I8, 0, 4)},
         {"expert_ids", ep_tensor_2d(NULL, EP_DTYPE_I64, 0, 2)},
         {"expert_scales", ep_tensor_2d(NULL, EP_DTYPE_BF16, 0, 2)},
         {"x_scales", ep_tensor_1d(NULL, EP_DTYPE_F32, 0)},
     };
-    write_batch(path, tensors, 4);
+    write_batch(tensors, 4);
     ASSERT_OK(ep_cli_batch_read(path, &batch, &error), error);
     cr_assert(batch.tokens == 0 && batch.hidden == 4 && batch.top_k == 2 &&
               batch.args.x_scales.rank == 1);
@@ -91,17 +98,14 @@ Test(batch_file, no_tokens_at_all)
         {"expert_ids", ep_tensor_2d(NULL, EP_DTYPE_I64, 0, 2)},
         {"expert_scales", ep_tensor_2d(NULL, EP_DTYPE_BF16, 0, 2)},
     };
-    write_batch(path, wide, 3);
+    write_batch(wide, 3);
     ASSERT_OK(ep_cli_batch_read(path, &batch, &error), error);
     cr_assert_eq(batch.hidden, INT64_MAX);
     ep_cli_batch_free(&batch);
-    ep_fixture_remove(dir);
 }
 
 Test(batch_file, refuses_what_does_not_fit)
 {
-    char dir[EP_FIXTURE_PATH_BYTES];
-    char path[EP_FIXTURE_PATH_BYTES + 16];
     ep_tensor x = ep_tensor_2d(x_data, EP_DTYPE_BF16, 6, 4);
     ep_tensor ids = ep_tensor_2d(ids_data, EP_DTYPE_I32, 6, 2);
     ep_tensor scales = ep_tensor_2d(scales_data, EP_DTYPE_F32, 6, 2);
@@ -123,8 +127,6 @@ Test(batch_file, refuses_what_does_not_fit)
         {"int8 without its scales", ep_tensor_2d(x_data, EP_DTYPE_I8, 6, 4), ids, scales,
          ep_tensor_none(), "in: there is no tensor x_scales"},
     };
-    ep_fixture_temp_dir(dir);
-    snprintf(path, sizeof(path), "%s/in", dir);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const ep_named_tensor all[] = {{"x", cases[i].x},
                                        {"expert_ids", cases[i].ids},
@@ -139,12 +141,11 @@ Test(batch_file, refuses_what_does_not_fit)
                 present[count++] = all[t];
             }
         }
-        write_batch(path, present, count);
+        write_batch(present, count);
         cr_assert_eq(ep_cli_batch_read(path, &batch, &error), EP_ERR_BAD_FILE, "%s", cases[i].what);
         cr_assert_eq(strncmp(error.text + strlen(dir) + 1, cases[i].text, strlen(cases[i].text)), 0,
                      "%s: %s", cases[i].what, error.text);
     }
-    ep_fixture_remove(dir);
 }
 
 Test(batch_file, a_missing_file)
