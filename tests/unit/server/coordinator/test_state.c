@@ -300,6 +300,14 @@ static void load_first(int count)
     }
 }
 
+/* So many nodes have loaded what they were given. */
+static void start_loaded(uint32_t copies, int count)
+{
+    start(copies, (uint32_t)count, NULL);
+    join_first(count);
+    load_first(count);
+}
+
 /* Within the grace, in which nothing is dropped. */
 static void load_and_keep(int count)
 {
@@ -386,8 +394,14 @@ Test(coordinator_state, copies_are_on_different_hosts)
     }
 }
 
-/* Copies with other bits are no copies: the nodes of one numerics id hold everything, those of most
- * nodes. */
+static void come_back(int i)
+{
+    nodes[i].incarnation++;
+    nodes[i].loaded_number = 0;
+    nodes[i].owned_count[0] = nodes[i].owned_count[1] = 0;
+    cr_assert_eq(join(i, NULL), EP_OK);
+}
+
 /* Two nodes of `other`, 0 and 3, and two of the usual id; the first two hold the whole model. */
 static void start_two_of_each(void)
 {
@@ -399,6 +413,8 @@ static void start_two_of_each(void)
     cr_assert(held(0) == LAYERS * EXPERTS && held(3) == LAYERS * EXPERTS && held(1) + held(2) == 0);
 }
 
+/* Copies with other bits are no copies: the nodes of one numerics id hold everything, those of most
+ * nodes. */
 Test(coordinator_state, only_nodes_of_one_numerics_id_get_experts)
 {
     start_two_of_each();
@@ -407,9 +423,7 @@ Test(coordinator_state, only_nodes_of_one_numerics_id_get_experts)
     /* One becomes as the two idle ones: they are most then, and take over; until they have loaded
      * all stays listed. */
     nodes[3].model.numerics = nodes[1].model.numerics;
-    nodes[3].incarnation++;
-    nodes[3].owned_count[0] = nodes[3].owned_count[1] = 0;
-    cr_assert_eq(join(3, NULL), EP_OK);
+    come_back(3);
     load(0);
     cr_assert_eq(held(0), (uint32_t)(LAYERS * EXPERTS));
     load_all(4);
@@ -424,14 +438,6 @@ Test(coordinator_state, only_nodes_of_one_numerics_id_get_experts)
     load_all(6);
     assert_copies(2);
     cr_assert(held(0) + held(4) + held(5) == 0 && table_epoch().number > before.number);
-}
-
-static void come_back(int i)
-{
-    nodes[i].incarnation++;
-    nodes[i].loaded_number = 0;
-    nodes[i].owned_count[0] = nodes[i].owned_count[1] = 0;
-    cr_assert_eq(join(i, NULL), EP_OK);
 }
 
 /* Time passes in steps of heartbeats of all nodes but the one that is away. */
@@ -554,9 +560,7 @@ Test(coordinator_state, a_node_is_told_the_others_of_its_host_in_the_table)
 
 Test(coordinator_state, eight_experts_on_six_nodes)
 {
-    start(1, 6, NULL);
-    join_first(6);
-    load_first(6);
+    start_loaded(1, 6);
     assert_copies(1);
 }
 
@@ -1020,9 +1024,7 @@ Test(coordinator_state, copies_given_up_are_none)
 
 Test(coordinator_state, a_silent_node_leaves_the_table_then_loses_its_experts)
 {
-    start(2, 3, NULL);
-    join_first(3);
-    load_first(3);
+    start_loaded(2, 3);
     assert_copies(2);
     uint64_t number = table_epoch().number;
 
@@ -1062,9 +1064,7 @@ Test(coordinator_state, a_node_that_left_is_not_lost)
     Expertd__V1__NodeEntry view;
     ep_coordinator_drain drain;
     ep_error error;
-    start(1, 3, NULL);
-    join_first(3);
-    load_first(3);
+    start_loaded(1, 3);
     beat(1, "leaving");
     ep_coordinator_state_node(cluster, 2, now_ns, &view);
     char silent[EP_NODE_NAME_BYTES];
@@ -1083,9 +1083,7 @@ Test(coordinator_state, a_node_that_left_is_not_lost)
  * nor after. */
 Test(coordinator_state, a_blind_coordinator_forgets_nobody)
 {
-    start(2, 3, NULL);
-    join_first(3);
-    load_first(3);
+    start_loaded(2, 3);
     uint64_t number = table_epoch().number;
     now_ns += 3600 * EP_NS_PER_S;
     beat(0, "serving"); /* one was heard before the tick: it is not seen in the future */
@@ -1102,9 +1100,7 @@ Test(coordinator_state, a_blind_coordinator_forgets_nobody)
 
 Test(coordinator_state, a_suspect_that_speaks_again_is_back_at_once)
 {
-    start(1, 2, NULL);
-    join_first(2);
-    load_first(2);
+    start_loaded(1, 2);
     hear_first(1, 2 * EP_NS_PER_S);
     cr_assert_eq(copies_of(0, 0) + copies_of(0, 1), 1u, "one of two nodes is gone");
     cr_assert_not(beat(1, "serving"));
@@ -1113,9 +1109,7 @@ Test(coordinator_state, a_suspect_that_speaks_again_is_back_at_once)
 
 Test(coordinator_state, draining_node_leaves_the_table_and_others_take_over)
 {
-    start(1, 2, NULL);
-    join_first(2);
-    load_first(2);
+    start_loaded(1, 2);
     beat(1, "draining");
     load(0);
     assert_copies(1);
@@ -1127,9 +1121,7 @@ Test(coordinator_state, draining_node_leaves_the_table_and_others_take_over)
 
 Test(coordinator_state, a_drained_node_that_is_gone_gets_nothing_back)
 {
-    start(1, 2, NULL);
-    join_first(2);
-    load_first(2);
+    start_loaded(1, 2);
     beat(1, "draining");
     load(0);
     assert_copies(1);
@@ -1870,9 +1862,7 @@ Test(coordinator_state, an_expert_that_nobody_else_can_load_stays_where_it_is)
     ASSERT_TEXT(*problem, "it stays on node node-2");
     cr_assert_str_eq(state_of(2), "draining");
     cr_assert_leq(listed(2), (uint32_t)LAYERS);
-    nodes[0].incarnation++; /* a restart may have repaired it */
-    nodes[0].owned_count[0] = nodes[0].owned_count[1] = 0;
-    cr_assert_eq(join(0, NULL), EP_OK);
+    come_back(0); /* a restart may have repaired it */
     settle(3);
     assert_copies(1);
     cr_assert_eq(listed(2), 0u);
