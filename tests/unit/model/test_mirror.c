@@ -160,9 +160,8 @@ static void make_source(uint32_t hidden, uint32_t inner)
     config.inner = inner;
     config.shards = 3;
     ep_log_start(EP_LOG_OFF, EP_LOG_TEXT);
-    ep_fixture_temp_dir(source_path);
+    ep_fixture_new(&config, source_path);
     ep_fixture_temp_dir(mirror_path);
-    ASSERT_OK(ep_fixture_write(&config, source_path, &error), error);
     ASSERT_OK(ep_checkpoint_open(source_path, &source, &error), error);
     list_files();
     cr_assert_eq(files_count, FILES);

@@ -150,8 +150,7 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
     ep_fixture_config fixture = ep_fixture_default();
     pthread_mutex_init(&rig.lock, NULL);
     pthread_cond_init(&rig.changed, NULL);
-    ep_fixture_temp_dir(rig.dir);
-    ASSERT_OK(ep_fixture_write(&fixture, rig.dir, &e), e);
+    ep_fixture_new(&fixture, rig.dir);
     snprintf(rig.url, sizeof(rig.url), "loopback://rig-%d", (int)getpid());
     open_backend(backend);
     rig.model_config =

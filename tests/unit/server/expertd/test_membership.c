@@ -302,8 +302,7 @@ static void setup(void)
     ep_fixture_config fixture = ep_fixture_default();
     pthread_mutex_init(&rig.lock, NULL);
     rig.state = "serving";
-    ep_fixture_temp_dir(rig.dir);
-    ASSERT_OK(ep_fixture_write(&fixture, rig.dir, &e), e);
+    ep_fixture_new(&fixture, rig.dir);
     snprintf(rig.url, sizeof(rig.url), "loopback://coordinator-%d", (int)getpid());
     ep_backend_config backend = {.threads = 1};
     ASSERT_OK(ep_backend_by_name("reference")->open(&backend, &rig.backend, &e), e);

@@ -161,8 +161,7 @@ Test(node_devices, devices_that_compute_different_bits_do_not_share_a_model)
     char dir[EP_FIXTURE_PATH_BYTES];
     const ep_fixture_config fixture = ep_fixture_default();
     ep_node_models models;
-    ep_fixture_temp_dir(dir);
-    ASSERT_OK(ep_fixture_write(&fixture, dir, &error), error);
+    ep_fixture_new(&fixture, dir);
     ep_node_model_config model = {.name = "demo", .path = dir, .choice = EP_EXPERTS_ALL};
     const ep_node_config config = {.models_count = 1, .models = &model};
     cr_assert_eq(open_fake(2, 0), EP_OK);

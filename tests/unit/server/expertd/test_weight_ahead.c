@@ -61,9 +61,8 @@ static void setup_as(const ep_fixture_config *fixture, const char *quant)
     ep_error e;
     const ep_backend_config config = {.threads = 1};
     ep_weight_cache_stats stats;
-    ep_fixture_temp_dir(dir);
+    ep_fixture_new(fixture, dir);
     ep_fixture_temp_dir(cache_dir);
-    ASSERT_OK(ep_fixture_write(fixture, dir, &e), e);
     ASSERT_OK(ep_checkpoint_open(dir, &checkpoint, &e), e);
     ASSERT_OK(
         ep_checkpoint_quantize(checkpoint, quant != NULL ? ep_weight_quant_find(quant) : NULL, &e),

@@ -40,9 +40,8 @@ static void setup(void)
     ep_error e;
     ep_fixture_config fixture = ep_fixture_default();
     const ep_backend_config config = {.threads = 1};
-    ep_fixture_temp_dir(dir);
+    ep_fixture_new(&fixture, dir);
     ep_fixture_temp_dir(cache_dir);
-    ASSERT_OK(ep_fixture_write(&fixture, dir, &e), e);
     ASSERT_OK(ep_checkpoint_open(dir, &checkpoint, &e), e);
     ASSERT_OK(ep_backend_by_name("cpu")->open(&config, &backend, &e), e);
     cr_assert_eq(backend->ops->numerics_id(backend, ep_checkpoint_info(checkpoint)->format, false,
