@@ -47,11 +47,22 @@ static void step(ep_call_event_kind kind, uint32_t parcel, const ep_error *error
                        &(ep_call_event){.kind = kind, .parcel = parcel, .error = error}, &actions);
 }
 
-static uint32_t add(void)
+static void pass_to(uint64_t time_ns)
+{
+    now = time_ns;
+    step(EP_EVENT_TIMER, 0, NULL);
+}
+
+static uint32_t add_to(uint32_t window)
 {
     uint32_t parcel = UINT32_MAX;
-    cr_assert_eq(ep_call_state_add(&state, 0, &parcel), EP_OK);
+    cr_assert_eq(ep_call_state_add(&state, window, &parcel), EP_OK);
     return parcel;
+}
+
+static uint32_t add(void)
+{
+    return add_to(0);
 }
 
 static void fail(uint32_t parcel, ep_err code, uint64_t retry_after_us)
@@ -120,13 +131,6 @@ Test(call_state, windows_follow_one_another)
             open_window(0);
         }
     }
-}
-
-static uint32_t add_to(uint32_t window)
-{
-    uint32_t parcel = UINT32_MAX;
-    cr_assert_eq(ep_call_state_add(&state, window, &parcel), EP_OK);
-    return parcel;
 }
 
 static void sent(uint32_t window)
@@ -301,13 +305,11 @@ Test(call_state, resource_exhausted_waits_at_least_as_long_as_asked_and_pays)
     cr_assert_eq(budget.units, before - EP_RETRY_COST);
     uint64_t due = ep_call_state_due_ns(&state);
     cr_assert(due >= now + 40 * MS && due <= now + 60 * MS);
-    now = due - 1;
-    step(EP_EVENT_TIMER, 0, NULL);
+    pass_to(due - 1);
     cr_assert(!actions.route);
     step(EP_EVENT_WAKE, 0, NULL);
     cr_assert(!actions.route, "a wake does not shorten a pause");
-    now = due;
-    step(EP_EVENT_TIMER, 0, NULL);
+    pass_to(due);
     cr_assert(actions.route);
 }
 
@@ -326,8 +328,7 @@ Test(call_state, a_node_without_room_before_the_deadline_is_not_waited_for)
     a = add();
     step(EP_EVENT_WINDOW, 0, NULL);
     fail(a, EP_ERR_RESOURCE_EXHAUSTED, 40000);
-    now = ep_call_state_due_ns(&state);
-    step(EP_EVENT_TIMER, 0, NULL);
+    pass_to(ep_call_state_due_ns(&state));
     cr_assert(actions.route);
     cr_assert_eq(state.parcels[a].reason, EP_OK, "its pause is over");
 }
@@ -343,8 +344,7 @@ Test(call_state, with_missing_rows_a_node_without_room_before_the_deadline_costs
     step(EP_EVENT_WAKE, 0, NULL);
     cr_assert(!actions.route);
     cr_assert_eq(ep_call_state_due_ns(&state), state.deadline_ns);
-    now = state.deadline_ns;
-    step(EP_EVENT_TIMER, 0, NULL);
+    pass_to(state.deadline_ns);
     cr_assert(actions.complete);
     cr_assert_eq(state.code, EP_OK);
 }
@@ -407,16 +407,14 @@ Test(call_state, stuck_slots_back_off_from_10_to_200_ms_until_the_deadline)
         }
         cr_assert(due >= now + expected_ms * MS / 2 && due <= now + expected_ms * MS, "round %d",
                   rounds);
-        now = due;
-        step(EP_EVENT_TIMER, 0, NULL);
+        pass_to(due);
         cr_assert(actions.route);
         ep_call_state_absorb(&state, p);
         expected_ms = expected_ms * 2 > 200 ? 200 : expected_ms * 2;
         rounds++;
     }
     cr_assert(rounds >= 6 && rounds <= 20, "%d rounds", rounds);
-    now = state.deadline_ns;
-    step(EP_EVENT_TIMER, 0, NULL);
+    pass_to(state.deadline_ns);
     cr_assert(actions.complete);
     cr_assert_eq(state.code, EP_ERR_UNAVAILABLE);
 }
@@ -441,11 +439,9 @@ Test(call_state, the_deadline_says_what_was_awaited)
     /* a live node that does not answer */
     begin(1, false);
     uint32_t a = add();
-    now = state.deadline_ns - 1;
-    step(EP_EVENT_TIMER, 0, NULL);
+    pass_to(state.deadline_ns - 1);
     cr_assert(!actions.complete);
-    now = state.deadline_ns;
-    step(EP_EVENT_TIMER, 0, NULL);
+    pass_to(state.deadline_ns);
     cr_assert(actions.complete);
     cr_assert_eq(state.code, EP_ERR_DEADLINE_EXCEEDED);
     cr_assert_eq(state.blame, a);
@@ -456,23 +452,20 @@ Test(call_state, the_deadline_says_what_was_awaited)
     fail(a, EP_ERR_DEADLINE_EXCEEDED, 0);
     cr_assert(!actions.complete && !actions.route);
     cr_assert_eq(ep_call_state_due_ns(&state), state.deadline_ns);
-    now = state.deadline_ns;
-    step(EP_EVENT_TIMER, 0, NULL);
+    pass_to(state.deadline_ns);
     cr_assert_eq(state.code, EP_ERR_DEADLINE_EXCEEDED);
     /* slots without a copy weigh more than a missing answer */
     begin(1, false);
     add();
     uint32_t p;
     cr_assert_eq(ep_call_state_add_stuck(&state, 0, now, &p), EP_OK);
-    now = state.deadline_ns;
-    step(EP_EVENT_TIMER, 0, NULL);
+    pass_to(state.deadline_ns);
     cr_assert_eq(state.code, EP_ERR_UNAVAILABLE);
     cr_assert_eq(state.blame, p);
     /* a pause that did not end in time */
     begin(1, false);
     fail(add(), EP_ERR_RESOURCE_EXHAUSTED, 900000);
-    now = state.deadline_ns;
-    step(EP_EVENT_TIMER, 0, NULL);
+    pass_to(state.deadline_ns);
     cr_assert_eq(state.code, EP_ERR_RESOURCE_EXHAUSTED);
 }
 
@@ -480,8 +473,7 @@ Test(call_state, allow_missing_turns_the_deadline_into_success)
 {
     begin(2, true);
     add();
-    now = state.deadline_ns;
-    step(EP_EVENT_TIMER, 0, NULL);
+    pass_to(state.deadline_ns);
     cr_assert(actions.complete);
     cr_assert_eq(state.code, EP_OK);
 }
@@ -561,8 +553,7 @@ Test(call_state, tried_copies_are_left_out_until_the_next_round)
     /* a new round after the back-off */
     uint32_t p;
     cr_assert_eq(ep_call_state_add_stuck(&state, 0, now, &p), EP_OK);
-    now = ep_call_state_due_ns(&state);
-    step(EP_EVENT_TIMER, 0, NULL);
+    pass_to(ep_call_state_due_ns(&state));
     choose(usable, 0, chosen);
     cr_assert_neq(chosen[0], EP_NO_EXPERT);
 }
