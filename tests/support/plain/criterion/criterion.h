@@ -86,8 +86,6 @@ void ep_plain_failed(bool fatal, const char *file, int line, const char *expecte
     EP_PLAIN_CHECK(true, strcmp(a, b) != 0, #a " and " #b " are different texts", __VA_ARGS__)
 #define cr_assert_arr_eq(a, b, bytes, ...)                                                         \
     EP_PLAIN_CHECK(true, memcmp(a, b, bytes) == 0, #a " and " #b " are equal", __VA_ARGS__)
-#define cr_assert_arr_neq(a, b, bytes, ...)                                                        \
-    EP_PLAIN_CHECK(true, memcmp(a, b, bytes) != 0, #a " and " #b " are different", __VA_ARGS__)
 
 #define cr_expect(condition, ...) EP_PLAIN_CHECK(false, condition, #condition, __VA_ARGS__)
 #define cr_expect_not(condition, ...)                                                              \
@@ -107,7 +105,5 @@ void ep_plain_failed(bool fatal, const char *file, int line, const char *expecte
     EP_PLAIN_CHECK(false, strcmp(a, b) != 0, #a " and " #b " are different texts", __VA_ARGS__)
 #define cr_expect_arr_eq(a, b, bytes, ...)                                                         \
     EP_PLAIN_CHECK(false, memcmp(a, b, bytes) == 0, #a " and " #b " are equal", __VA_ARGS__)
-#define cr_expect_arr_neq(a, b, bytes, ...)                                                        \
-    EP_PLAIN_CHECK(false, memcmp(a, b, bytes) != 0, #a " and " #b " are different", __VA_ARGS__)
 
 #endif
