@@ -18,6 +18,8 @@
 #include "kernels/ffn_element.h"
 #include "support/expect.h"
 
+static ep_error error; /* of the last call */
+
 enum { BACKENDS_MAX = 8 };
 
 static const ep_weight_format of_w4a8[] = {EP_WEIGHTS_MXFP4, EP_WEIGHTS_INT4, EP_WEIGHTS_INT4_F16,
@@ -41,7 +43,6 @@ static void add(opened *o, ep_backend *backend, const char *name)
 static opened open_all(ep_numerics numerics, ep_weight_format format)
 {
     opened o = {.count = 0};
-    ep_error error;
     ep_backend *backend;
     ep_backend_config config = {.numerics = numerics, .threads = 1};
     ASSERT_OK(ep_backend_by_name("reference")->open(&config, &backend, &error), error);
@@ -267,7 +268,6 @@ Test(families, the_references_answers_are_those_recorded)
         const ep_backend_config config = {.numerics = recorded[n].numerics, .threads = 1};
         in_all[recorded[n].numerics] |= recorded[n].others | 1u << recorded[n].format;
         char id[EP_NUMERICS_ID_BYTES];
-        ep_error error;
         ep_backend *backend;
         ASSERT_OK(ep_backend_by_name("reference")->open(&config, &backend, &error), error);
         read_id(backend, recorded[n].format, false, recorded[n].others, id);
@@ -438,7 +438,6 @@ static void id_of(const ep_ffn_kernel *kernel, ep_numerics numerics, ep_weight_f
                   char out_id[EP_NUMERICS_ID_BYTES])
 {
     const ep_backend_config config = {.numerics = numerics, .threads = 1};
-    ep_error error;
     ep_backend *backend;
     ASSERT_OK(ep_cpu_backend_open_with(kernel, &config, &backend, &error), error);
     read_id(backend, format, false, 0, out_id);
@@ -504,7 +503,6 @@ Test(families, a_processor_that_computes_w4a8_otherwise_gets_another_id)
 /* The variable is read when a backend opens; this program opens none before. */
 Test(families, the_variable_forces_a_lower_path)
 {
-    ep_error error;
     ep_backend *backend;
     const ep_backend_config config = {.numerics = EP_NUMERICS_AUTO, .threads = 1};
     char id[EP_NUMERICS_ID_BYTES];
@@ -558,7 +556,6 @@ static void groups_id(ep_numerics numerics, ep_weight_format format,
 {
     const ep_backend_config config = {.numerics = numerics, .threads = 1};
     ep_backend *backend;
-    ep_error error;
     ASSERT_OK(ep_backend_by_name("cpu")->open(&config, &backend, &error), error);
     read_id(backend, format, false, 1u << format, out_id);
     backend->ops->close(backend);

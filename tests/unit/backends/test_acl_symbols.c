@@ -10,6 +10,8 @@
 #include "base/check.h"
 #include "support/expect.h"
 
+static ep_error error; /* of the last call */
+
 typedef struct fake {
     const char *libraries; /* " name name " of those that are there */
     const char *lacking;   /* the same of symbols no library has */
@@ -46,17 +48,16 @@ static void *fake_symbol(void *arg, void *handle, const char *name)
 #define NEW_SET " libacl_rt.so libnnopbase.so libopapi_nn.so libopapi_transformer.so "
 #define OLD_SET " libascendcl.so libnnopbase.so libopapi.so "
 
-static ep_err load(fake *f, ep_acl_symbols *out, ep_error *error)
+static ep_err load(fake *f, ep_acl_symbols *out, ep_error *out_error)
 {
     const ep_acl_opener opener = {.open = fake_open, .symbol = fake_symbol, .arg = f};
-    return ep_acl_symbols_load(&opener, out, error);
+    return ep_acl_symbols_load(&opener, out, out_error);
 }
 
 Test(acl_symbols, takes_the_per_domain_libraries_and_v5_when_all_are_there)
 {
     fake f = {.libraries = NEW_SET "libascendcl.so libopapi.so "};
     ep_acl_symbols s;
-    ep_error error;
     ASSERT_OK(load(&f, &s, &error), error);
     cr_assert_str_eq(f.asked,
                      "libacl_rt.so libnnopbase.so libopapi_nn.so libopapi_transformer.so ");
@@ -69,7 +70,6 @@ Test(acl_symbols, an_older_release_is_taken_wholly)
 {
     fake f = {.libraries = OLD_SET};
     ep_acl_symbols s;
-    ep_error error;
     ASSERT_OK(load(&f, &s, &error), error);
     cr_assert_str_eq(s.libraries[EP_ACL_LIBRARY_RUNTIME], "libascendcl.so");
     cr_assert_str_eq(s.libraries[EP_ACL_LIBRARY_NN], "libopapi.so");
@@ -80,7 +80,6 @@ Test(acl_symbols, operators_never_come_from_both_sets)
 {
     fake half = {.libraries = " libacl_rt.so libnnopbase.so libopapi_nn.so libopapi.so "};
     ep_acl_symbols s;
-    ep_error error;
     cr_assert_eq(load(&half, &s, &error), EP_ERR_UNAVAILABLE);
     cr_assert_null(strstr(half.asked, "libopapi.so"), "%s", half.asked);
     cr_assert_str_eq(error.text,
@@ -95,7 +94,6 @@ Test(acl_symbols, grouped_matmul_is_probed_newest_first)
 {
     fake f = {.libraries = NEW_SET, .lacking = " aclnnGroupedMatmulV5 "};
     ep_acl_symbols s;
-    ep_error error;
     ASSERT_OK(load(&f, &s, &error), error);
     cr_assert_null(s.aclnnGroupedMatmulV5);
     cr_assert_null(s.aclnnGroupedMatmulV5GetWorkspaceSize); /* half of a pair is none */
@@ -120,7 +118,6 @@ Test(acl_symbols, names_what_is_missing_and_writes_nothing)
 {
     fake f = {.libraries = " "};
     ep_acl_symbols s = {.libraries = {"before"}};
-    ep_error error;
     cr_assert_eq(load(&f, &s, &error), EP_ERR_UNAVAILABLE);
     cr_assert_str_eq(error.text, "neither libacl_rt.so nor libascendcl.so can be opened: "
                                  "libacl_rt.so cannot be opened: no file libacl_rt.so");
@@ -140,7 +137,6 @@ Test(acl_symbols, a_caller_needs_the_runtime_alone_and_more_of_it)
     fake f = {.libraries = OLD_SET, .lacking = " aclrtCreateNotify "};
     const ep_acl_opener opener = {.open = fake_open, .symbol = fake_symbol, .arg = &f};
     ep_acl_symbols s;
-    ep_error error;
     ASSERT_OK(load(&f, &s, &error), error); /* the backend does without */
     cr_assert_eq(ep_acl_symbols_load_runtime(&opener, &s, &error), EP_ERR_UNAVAILABLE);
     cr_assert_str_eq(
@@ -159,7 +155,6 @@ Test(acl_symbols, a_caller_needs_the_runtime_alone_and_more_of_it)
 Test(acl_symbols, the_runtime_that_the_process_has_is_taken)
 {
     ep_acl_symbols s;
-    ep_error error;
     cr_assert_not_null(dlopen(EP_TEST_CANN_OLDER "/lib64/libascendcl.so", RTLD_NOW | RTLD_LOCAL));
     setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1); /* of the newer release */
     ASSERT_OK(ep_acl_symbols_load_runtime(ep_acl_opener_caller(), &s, &error), error);

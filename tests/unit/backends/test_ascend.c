@@ -19,6 +19,8 @@
 #include "base/check.h"
 #include "support/expect.h"
 
+static ep_error error; /* of the last call */
+
 static uint16_t matrix[64 * 64];
 
 static ep_expert_source expert(uint32_t hidden, uint32_t inner)
@@ -33,44 +35,40 @@ static ep_expert_source expert(uint32_t hidden, uint32_t inner)
 }
 
 static ep_err open_on(const char *home, ep_numerics numerics, ep_backend **out_backend,
-                      ep_error *error)
+                      ep_error *out_error)
 {
     const ep_backend_config config = {.numerics = numerics};
     setenv("ASCEND_HOME_PATH", home, 1);
-    return ep_backend_by_name("ascend")->open(&config, out_backend, error);
+    return ep_backend_by_name("ascend")->open(&config, out_backend, out_error);
 }
 
 static ep_backend *open_emulated(void)
 {
     ep_backend *backend = NULL;
-    ep_error error;
     ASSERT_OK(open_on(EP_TEST_CANN, EP_NUMERICS_AUTO, &backend, &error), error);
     return backend;
 }
 
-static void expect_text(const ep_error *error, const char *part)
+static void expect_text(const char *part)
 {
-    ASSERT_TEXT(*error, part);
+    ASSERT_TEXT(error, part);
 }
 
 Test(ascend, without_libraries_it_says_which_and_what_to_do)
 {
     ep_backend *backend = NULL;
-    ep_error error;
     cr_assert_eq(open_on("/nonexistent", EP_NUMERICS_AUTO, &backend, &error), EP_ERR_UNAVAILABLE);
-    expect_text(&error, "not available (backend: cpu computes without a device): neither "
-                        "libacl_rt.so nor libascendcl.so can be opened: ");
+    expect_text("not available (backend: cpu computes without a device): neither "
+                "libacl_rt.so nor libascendcl.so can be opened: ");
     cr_assert_null(backend);
 }
 
 Test(ascend, without_a_device_it_says_so)
 {
     ep_backend *backend = NULL;
-    ep_error error;
     setenv("EP_CANN_DEVICES", "0", 1);
     cr_assert_eq(open_on(EP_TEST_CANN, EP_NUMERICS_AUTO, &backend, &error), EP_ERR_UNAVAILABLE);
-    expect_text(&error,
-                "there is no device (ACL_ERROR_RT_NO_DEVICE, code 207004) EL0004: no device");
+    expect_text("there is no device (ACL_ERROR_RT_NO_DEVICE, code 207004) EL0004: no device");
     setenv("EP_CANN_DEVICES", "1", 1);
     backend = open_emulated(); /* nothing is left of the first try */
     backend->ops->close(backend);
@@ -79,7 +77,6 @@ Test(ascend, without_a_device_it_says_so)
 Test(ascend, two_share_the_runtime_and_the_last_ends_it)
 {
     ep_backend_weights *weights = NULL;
-    ep_error error;
     const ep_expert_source source = expert(8, 8);
     ep_backend *first = open_emulated();
     ep_backend *second = open_emulated();
@@ -92,11 +89,10 @@ Test(ascend, two_share_the_runtime_and_the_last_ends_it)
 Test(ascend, numerics_are_its_own)
 {
     ep_backend *backend = NULL;
-    ep_error error;
     char id[EP_NUMERICS_ID_BYTES];
     cr_assert_eq(open_on(EP_TEST_CANN, EP_NUMERICS_BF16DP, &backend, &error),
                  EP_ERR_INVALID_ARGUMENT);
-    expect_text(&error, "numerics must be auto");
+    expect_text("numerics must be auto");
     backend = open_emulated();
     cr_assert_eq(backend->ops->numerics_id(backend, EP_WEIGHTS_F16, false, 0, id), EP_OK);
     cr_assert_eq(strncmp(id, "ascend/f16/rne/", 15), 0, "%s", id);
@@ -110,11 +106,10 @@ Test(ascend, numerics_are_its_own)
 static void expect_refused(ep_backend *backend, const ep_expert_source *source, const char *part)
 {
     ep_backend_weights *weights = NULL;
-    ep_error error;
     cr_assert_eq(backend->ops->weights_load(backend, source, &weights, &error),
                  EP_ERR_UNIMPLEMENTED);
-    expect_text(&error, part);
-    expect_text(&error, "ascend");
+    expect_text(part);
+    expect_text("ascend");
     cr_assert_null(weights);
     cr_assert_eq(backend->ops->weights_bytes(backend, source), 0);
 }
@@ -143,7 +138,6 @@ Test(ascend, refuses_what_the_operators_do_not_do)
 static bool can_load(ep_backend *backend, const ep_expert_source *source)
 {
     ep_backend_weights *weights = NULL;
-    ep_error error;
     const ep_err err = backend->ops->weights_load(backend, source, &weights, &error);
     backend->ops->weights_unload(backend, weights);
     return err == EP_OK;
@@ -184,9 +178,8 @@ Test(ascend, what_an_operator_does_not_do_on_this_device_is_refused_and_the_rest
     }
     setenv("EP_CANN_REFUSED", "aclnnSwiGlu", 1);
     ep_backend *backend = NULL;
-    ep_error error;
     cr_assert_eq(open_on(EP_TEST_CANN, EP_NUMERICS_AUTO, &backend, &error), EP_ERR_UNIMPLEMENTED);
-    expect_text(&error, "not available");
+    expect_text("not available");
 }
 
 /* Else its bits would not be those of the node's other devices. */
@@ -195,7 +188,6 @@ Test(ascend, without_memory_for_a_known_answer_run_it_is_not_opened)
     static const ep_weight_format formats[] = {EP_WEIGHTS_BF16, EP_WEIGHTS_F16, EP_WEIGHTS_W8A8};
     char ids[EP_ARRAY_COUNT(formats)][EP_NUMERICS_ID_BYTES];
     ep_backend *backend = open_emulated();
-    ep_error error;
     for (size_t f = 0; f < EP_ARRAY_COUNT(formats); f++) {
         cr_assert_eq(backend->ops->numerics_id(backend, formats[f], false, 0, ids[f]), EP_OK);
     }
@@ -222,7 +214,6 @@ Test(ascend, without_memory_for_a_known_answer_run_it_is_not_opened)
 Test(ascend, an_older_release_adds_biases_to_floats)
 {
     ep_backend *backend = NULL;
-    ep_error error;
     ep_expert_source source = expert(8, 8);
     source.bias_dtype = EP_DTYPE_BF16;
     source.down_bias = matrix;
@@ -238,7 +229,6 @@ Test(ascend, a_full_device_is_refused_with_figures_and_the_key)
 {
     ep_backend_weights *weights = NULL;
     const ep_expert_source source = expert(64, 64);
-    ep_error error;
     setenv("EP_CANN_HBM_BYTES", "400000", 1); /* the known-answer run's buffers stay */
     ep_backend *backend = open_emulated();
     int loaded = 0;
@@ -255,9 +245,9 @@ Test(ascend, a_full_device_is_refused_with_figures_and_the_key)
     }
     cr_assert_gt(loaded, 0);
     cr_assert_eq(error.code, EP_ERR_NO_MEMORY);
-    expect_text(&error, "an expert of 24576 bytes does not fit: ");
-    expect_text(&error, "of 400000 bytes of device 0 are free");
-    expect_text(&error, "lower weight_bytes_max");
+    expect_text("an expert of 24576 bytes does not fit: ");
+    expect_text("of 400000 bytes of device 0 are free");
+    expect_text("lower weight_bytes_max");
     for (int i = 0; i < 3; i++) {
         other->ops->weights_unload(other, others[i]);
     }
@@ -287,7 +277,6 @@ static ep_backend *open_device(uint32_t device, uint64_t memory_bytes)
                                       .on_lost = count_loss,
                                       .arg = &losses};
     ep_backend *backend = NULL;
-    ep_error error;
     setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1);
     ASSERT_OK(ep_backend_by_name("ascend")->open(&config, &backend, &error), error);
     return backend;
@@ -306,7 +295,6 @@ Test(ascend, each_device_has_its_memory_and_its_fate)
     const ep_expert_source source = expert(64, 64);
     ep_backend *all[DEVICES];
     ep_backend_weights *weights[DEVICES];
-    ep_error error;
     uint32_t count = 0;
     char lost_file[64], one[80];
     snprintf(lost_file, sizeof(lost_file), "/tmp/ep-test-lost-%d", (int)getpid());
@@ -355,7 +343,6 @@ Test(ascend, the_runtime_is_initialised_once_where_the_first_device_cannot_be_op
 {
     const ep_backend_config first = {.numerics = EP_NUMERICS_AUTO};
     ep_backend *backend = NULL;
-    ep_error error;
     char lost_file[64], one[80];
     snprintf(lost_file, sizeof(lost_file), "/tmp/ep-test-lost-first-%d", (int)getpid());
     snprintf(one, sizeof(one), "%s.0", lost_file);
@@ -390,7 +377,6 @@ Test(ascend, a_lost_device_is_not_asked_for_each_expert_that_goes)
     const ep_expert_source source = expert(64, 64);
     ep_backend_weights *weights[EXPERTS], *none = NULL;
     char lost_file[64];
-    ep_error error;
     snprintf(lost_file, sizeof(lost_file), "/tmp/ep-test-lost-all-%d", (int)getpid());
     setenv("EP_CANN_LOST_FILE", lost_file, 1);
     ep_backend *backend = open_device(0, 0);
@@ -413,13 +399,12 @@ Test(ascend, a_budget_beyond_the_device_is_refused)
 {
     const ep_backend_config config = {.numerics = EP_NUMERICS_AUTO, .memory_bytes = 1000001};
     ep_backend *backend = NULL;
-    ep_error error;
     setenv("EP_CANN_HBM_BYTES", "1000000", 1);
     setenv("ASCEND_HOME_PATH", EP_TEST_CANN, 1);
     cr_assert_eq(ep_backend_by_name("ascend")->open(&config, &backend, &error),
                  EP_ERR_INVALID_ARGUMENT);
-    expect_text(&error, "weight_bytes_max is 1000001, and ");
-    expect_text(&error, " of 1000000 bytes of device 0 are free; allowed: up to what is free");
+    expect_text("weight_bytes_max is 1000001, and ");
+    expect_text(" of 1000000 bytes of device 0 are free; allowed: up to what is free");
     backend = open_device(0, 500000);
     cr_assert_eq(read_device(backend).weight_bytes_max, 500000);
     backend->ops->close(backend);
@@ -434,18 +419,18 @@ typedef struct upload {
 
 static void *load_large(void *arg)
 {
+    ep_error own;
     upload *u = arg;
-    ep_error error;
-    ASSERT_OK(u->backend->ops->weights_load(u->backend, &u->source, &u->weights, &error), error);
+    ASSERT_OK(u->backend->ops->weights_load(u->backend, &u->source, &u->weights, &own), own);
     u->is_done = true;
     return NULL;
 }
 
 static void *load_in_vain(void *arg)
 {
+    ep_error own;
     upload *u = arg;
-    ep_error error;
-    cr_expect_eq(u->backend->ops->weights_load(u->backend, &u->source, &u->weights, &error),
+    cr_expect_eq(u->backend->ops->weights_load(u->backend, &u->source, &u->weights, &own),
                  EP_ERR_DEVICE_LOST);
     return NULL;
 }
@@ -520,7 +505,6 @@ Test(ascend, passes_go_on_while_an_expert_is_uploaded)
     const ep_job_row row = {.x = x, .x_scale = 1.0f, .input_weight = 1.0f, .out = out};
     char fifo[64];
     pthread_t thread;
-    ep_error error;
     sem_t done;
     snprintf(fifo, sizeof(fifo), "/tmp/ep-test-hold-%d", (int)getpid());
     cr_assert_eq(mkfifo(fifo, 0600), 0);

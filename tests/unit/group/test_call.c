@@ -6,6 +6,8 @@
 #include "group/group_call.h"
 #include "support/expect.h"
 
+static ep_error error; /* of the last call */
+
 static const uint32_t ranks[] = {0, 1, 2, 3, 5, 6, 7, 9};
 
 static void fill(ep_group_call calls[8])
@@ -41,7 +43,6 @@ Test(group_call, record_brings_every_told_field)
 Test(group_call, every_compared_field_is_compared)
 {
     ep_group_call calls[8];
-    ep_error error;
     fill(calls);
     cr_assert_eq(ep_group_calls_compare(calls, ranks, 8, &error), EP_OK);
     for (uint32_t i = 0; i < EP_GROUP_CALL_COMPARED; i++) {
@@ -62,7 +63,6 @@ Test(group_call, every_compared_field_is_compared)
 Test(group_call, unequal_batches_follow_the_profile)
 {
     ep_group_call calls[8];
-    ep_error error;
     fill(calls);
     calls[2].tokens = 5;
     cr_expect_eq(ep_group_calls_compare(calls, ranks, 8, &error), EP_OK, "native: any");
@@ -103,7 +103,6 @@ Test(group_call, unequal_batches_follow_the_profile)
 Test(group_call, stale_plan_names_what_differs)
 {
     ep_group_call calls[8];
-    ep_error error;
     fill(calls);
     cr_expect_eq(ep_group_call_check_plan(&calls[0], &calls[1], &error), EP_OK);
     for (uint32_t i = 0; i < EP_GROUP_CALL_TOLD; i++) {
@@ -132,7 +131,6 @@ Test(group_call, stale_plan_names_what_differs)
 Test(group_call, combines_of_both_forms_are_told_apart)
 {
     ep_group_call calls[8];
-    ep_error error;
     fill(calls);
     calls[3].dispatch_number = EP_GROUP_BY_INDEX;
     EXPECT_FAILS(ep_group_calls_compare(calls, ranks, 8, &error), EP_ERR_INVALID_ARGUMENT, error,
@@ -147,7 +145,6 @@ Test(group_call, combines_of_both_forms_are_told_apart)
 Test(group_call, names_of_algorithms)
 {
     ep_group_call call;
-    ep_error error;
     const char *names[] = {NULL, "", "fullmesh", "fullmesh_v1"};
     for (size_t i = 0; i < 4; i++) {
         cr_expect_eq(ep_group_comm_parse(names[i], &call, &error), EP_OK);

@@ -12,12 +12,13 @@
 #include "base/numeric.h"
 #include "model/tensor_names.h"
 
+static ep_error error; /* of the last call */
+
 TestSuite(checkpoint, .init = make_test_dir, .fini = remove_test_dir);
 
 static ep_checkpoint *write_and_open(const ep_fixture_config *config)
 {
     ep_checkpoint *checkpoint = NULL;
-    ep_error error;
     ASSERT_OK(ep_fixture_write(config, test_dir, &error), error);
     ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
     return checkpoint;
@@ -47,7 +48,6 @@ static void expect_expert(const ep_fixture_config *config, const ep_checkpoint *
     uint8_t digest[EP_SHA256_BYTES];
     char name[EP_TENSOR_NAME_BYTES];
     ep_expert_data data;
-    ep_error error;
 
     EVP_DigestInit_ex(hash, EVP_sha256(), NULL);
     ASSERT_OK(ep_checkpoint_read_expert(checkpoint, layer, index, &data, &error), error);
@@ -87,7 +87,6 @@ static void expect_router(const ep_fixture_config *config, const ep_checkpoint *
     float want[4096];
     uint8_t raw[4 * 4096];
     size_t count = (size_t)config->experts * config->hidden;
-    ep_error error;
 
     ASSERT_OK(ep_checkpoint_read_router(checkpoint, layer, &weight, &bias, &error), error);
     ep_tensor_name_router(&names, 0, layer, name);
@@ -165,7 +164,6 @@ Test(checkpoint, the_number_of_shards_changes_the_version_but_no_expert)
     for (uint32_t shards = 1; shards <= 4; shards++) {
         ep_fixture_config config = ep_fixture_default();
         ep_expert_data data;
-        ep_error error;
         config.shards = shards;
         remove_test_dir();
         mkdir(test_dir, 0700);
@@ -186,7 +184,6 @@ Test(checkpoint, the_number_of_shards_changes_the_version_but_no_expert)
 Test(checkpoint, version_is_stable_and_follows_the_config)
 {
     ep_fixture_config config = ep_fixture_default();
-    ep_error error;
     ep_checkpoint *one = write_and_open(&config);
     ep_checkpoint *two = NULL;
     ASSERT_OK(ep_checkpoint_open(test_dir, &two, &error), error);
@@ -205,7 +202,6 @@ Test(checkpoint, tensors_are_found_and_read_by_name)
 {
     ep_checkpoint *checkpoint = write_and_open(&flavours[6]);
     ep_tensor_info info;
-    ep_error error;
     uint8_t want[20 * 16 * 2];
     uint8_t read[20 * 16 * 2];
     ASSERT_OK(ep_checkpoint_find(checkpoint, "model.embed_tokens.weight", &info, &error), error);
@@ -230,7 +226,6 @@ Test(checkpoint, layers_and_experts_out_of_range_are_named)
 {
     ep_checkpoint *checkpoint = write_and_open(&flavours[3]);
     ep_expert_data data = {0};
-    ep_error error;
     float *weight = NULL;
     float *bias = NULL;
     ASSERT_FAILS(ep_checkpoint_read_expert(checkpoint, 0, 0, &data, &error),
@@ -254,7 +249,6 @@ Test(checkpoint, layers_and_experts_out_of_range_are_named)
 Test(checkpoint, a_config_without_dtype_takes_it_from_the_experts)
 {
     ep_fixture_config config = ep_fixture_default();
-    ep_error error;
     ASSERT_OK(ep_fixture_write(&config, test_dir, &error), error);
     edit_file("config.json", "  \"torch_dtype\": \"bfloat16\",\n", "");
     ep_checkpoint *checkpoint = NULL;
@@ -273,7 +267,6 @@ Test(checkpoint, opens_a_snapshot_of_links_into_blobs)
     char from[EP_FIXTURE_PATH_BYTES + 256];
     char target[64];
     ep_fixture_config config = ep_fixture_default();
-    ep_error error;
     config.shards = 2;
     mkdir(test_path("blobs"), 0700);
     mkdir(test_path("snapshots"), 0700);

@@ -9,6 +9,8 @@
 #include "base/numeric.h"
 #include "support/format_fixture.h"
 
+static ep_error error; /* of the last call */
+
 TestSuite(expert_quant, .init = make_test_dir, .fini = remove_test_dir);
 
 static const char *const names[] = {"int8-g32", "int4-g32", "mxfp4", "q4_k"};
@@ -16,7 +18,6 @@ static const char *const names[] = {"int8-g32", "int4-g32", "mxfp4", "q4_k"};
 static ep_checkpoint *open_quantised(const char *name)
 {
     ep_checkpoint *checkpoint = NULL;
-    ep_error error;
     ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
     ASSERT_OK(ep_checkpoint_quantize(checkpoint, ep_weight_quant_find(name), &error), error);
     return checkpoint;
@@ -44,7 +45,6 @@ static void expect_expert_in(const ep_checkpoint *checkpoint, uint32_t layer, ui
     const ep_weight_quant *quant = ep_checkpoint_info(checkpoint)->quant;
     ep_expert_data made = {0}, filed = {0};
     ep_expert_source outline;
-    ep_error error;
     if (room == NULL) {
         ASSERT_OK(ep_checkpoint_read_expert(checkpoint, layer, index, &made, &error), error);
     } else {
@@ -102,7 +102,6 @@ Test(expert_quant, all_experts_are_in_the_format_and_the_version_says_so)
     ep_fixture_config config = ep_fixture_default();
     uint8_t digests[4][EP_SHA256_BYTES];
     char files[17];
-    ep_error error;
     config.router = EP_ROUTER_R2;
     config.names = EP_NAMES_N1;
     config.hidden = 72;
@@ -166,7 +165,6 @@ Test(expert_quant, every_family_of_float_tensors_is_read)
         const ep_format_case *form = &ep_format_cases[i];
         ep_format_model *model = ep_format_model_make(form, 7 + i);
         ep_checkpoint *checkpoint = NULL;
-        ep_error error;
         ASSERT_OK(ep_format_model_write(model, test_dir, &error), error);
         ASSERT_OK(ep_checkpoint_open(test_dir, &checkpoint, &error), error);
         const ep_err err =
@@ -194,7 +192,6 @@ Test(expert_quant, shared_experts_that_are_quantised_already_are_refused)
 {
     ep_fixture_config config = ep_fixture_default();
     ep_checkpoint *checkpoint = NULL;
-    ep_error error;
     config.router = EP_ROUTER_R3;
     config.names = EP_NAMES_N1;
     config.shared_inner = 32;
@@ -210,7 +207,6 @@ Test(expert_quant, shared_experts_that_are_quantised_already_are_refused)
 static void write_with(float value, size_t first, size_t step)
 {
     ep_format_model *model = make_case("n1-bf16");
-    ep_error error;
     ep_format_tensor *tensor = ep_format_model_find(model, "experts.2.down_proj.weight");
     const uint16_t half = ep_f32_to_bf16(value);
     cr_assert_not_null(tensor);
@@ -225,7 +221,6 @@ static void expect_refused(const char *quant, const char *part)
 {
     ep_checkpoint *checkpoint = open_quantised(quant);
     ep_expert_data data = {0};
-    ep_error error;
     EXPECT_FAILS(ep_checkpoint_read_expert(checkpoint, EP_FORMAT_LAYER, 2, &data, &error),
                  EP_ERR_BAD_FILE, error, part);
     EXPECT_TEXT(error, "experts.2.down_proj.weight");

@@ -21,6 +21,8 @@
 #include "support/expect.h"
 #include "support/format_fixture.h"
 
+static ep_error error; /* of the last call */
+
 #define LAYERS 2
 #define EXPERTS 6
 #define PIECE_BYTES ((size_t)32 << 10)
@@ -153,7 +155,6 @@ static void list_files(void)
 static void make_source(uint32_t hidden, uint32_t inner)
 {
     ep_fixture_config config = ep_fixture_default();
-    ep_error error;
     config.layers = LAYERS;
     config.experts = EXPERTS;
     config.hidden = hidden;
@@ -190,7 +191,6 @@ TestSuite(mirror_disk, .init = setup_small, .fini = teardown, .timeout = 120);
 
 static void create(void)
 {
-    ep_error error;
     ASSERT_OK(ep_mirror_create(mirror_path, ep_checkpoint_info(source)->version, entries,
                                files_count, &error),
               error);
@@ -222,11 +222,11 @@ typedef struct mirrored {
     ep_checkpoint *checkpoint;
 } mirrored;
 
-static ep_err open_mirrored(mirrored *out, ep_error *error)
+static ep_err open_mirrored(mirrored *out, ep_error *out_error)
 {
     *out = (mirrored){NULL, NULL};
-    ep_err err = ep_mirror_open(mirror_path, piece_bytes, fetch, NULL, &out->mirror, error);
-    return err == EP_OK ? ep_checkpoint_open_mirror(out->mirror, &out->checkpoint, error) : err;
+    ep_err err = ep_mirror_open(mirror_path, piece_bytes, fetch, NULL, &out->mirror, out_error);
+    return err == EP_OK ? ep_checkpoint_open_mirror(out->mirror, &out->checkpoint, out_error) : err;
 }
 
 static void close_mirrored(mirrored *m)
@@ -236,10 +236,10 @@ static void close_mirrored(mirrored *m)
 }
 
 static ep_err read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint32_t expert,
-                          uint8_t *out_sha256, ep_error *error)
+                          uint8_t *out_sha256, ep_error *out_error)
 {
     ep_expert_data data = {0};
-    const ep_err err = ep_checkpoint_read_expert(checkpoint, layer, expert, &data, error);
+    const ep_err err = ep_checkpoint_read_expert(checkpoint, layer, expert, &data, out_error);
     if (err == EP_OK) {
         memcpy(out_sha256, data.sha256, EP_SHA256_BYTES);
         ep_expert_data_free(&data);
@@ -250,7 +250,6 @@ static ep_err read_expert(const ep_checkpoint *checkpoint, uint32_t layer, uint3
 static void expect_expert(const mirrored *m, uint32_t layer, uint32_t expert)
 {
     uint8_t got[EP_SHA256_BYTES], want[EP_SHA256_BYTES];
-    ep_error error;
     ASSERT_OK(read_expert(source, layer, expert, want, &error), error);
     ASSERT_OK(read_expert(m->checkpoint, layer, expert, got, &error), error);
     cr_assert_arr_eq(got, want, EP_SHA256_BYTES, "layer %u expert %u has other bytes", layer,
@@ -268,7 +267,6 @@ static void expect_layer(const mirrored *m, uint32_t layer)
 static void expect_layers(uint32_t count)
 {
     mirrored m;
-    ep_error error;
     ASSERT_OK(open_mirrored(&m, &error), error);
     cr_assert_str_eq(ep_checkpoint_info(m.checkpoint)->version,
                      ep_checkpoint_info(source)->version);
@@ -281,7 +279,6 @@ static void expect_layers(uint32_t count)
 Test(mirror, reads_fetch_what_they_need_and_no_more_and_a_restart_goes_on)
 {
     mirrored m;
-    ep_error error;
     create();
     expect_layers(1);
     const uint64_t first = wire.bytes;
@@ -298,7 +295,6 @@ Test(mirror, reads_fetch_what_they_need_and_no_more_and_a_restart_goes_on)
 Test(mirror, no_other_way_opens_it_before_it_is_whole)
 {
     mirrored m;
-    ep_error error;
     ep_checkpoint *plain = NULL;
     create();
     ASSERT_OK(open_mirrored(&m, &error), error);
@@ -312,7 +308,6 @@ Test(mirror, no_other_way_opens_it_before_it_is_whole)
 Test(mirror, a_whole_one_is_a_checkpoint_like_any)
 {
     mirrored m;
-    ep_error error;
     ep_checkpoint *plain = NULL;
     uint8_t byte;
     ep_model_file file;
@@ -347,7 +342,6 @@ Test(mirror, a_process_killed_at_any_fetch_costs_only_what_it_had_not_noted)
     create();
     for (uint32_t n = 1;; n = (n + 19) % 64) { /* pieces are noted 16 at a time */
         mirrored m;
-        ep_error error;
         const pid_t child = fork();
         cr_assert_geq(child, 0);
         if (child == 0) {
@@ -432,7 +426,6 @@ Test(mirror, any_damaged_byte_of_a_journal_is_noticed)
     const long size = size_of(path);
     for (long at = 0; at < size && is_there(name, ".pieces"); at += 1 + size / 40) {
         mirrored m;
-        ep_error error;
         uint8_t byte;
         const int fd = open(path, O_RDWR);
         cr_assert_eq(pread(fd, &byte, 1, at), 1);
@@ -475,7 +468,6 @@ Test(mirror, a_short_or_missing_data_file_is_fetched_again)
 Test(mirror, what_cannot_be_fetched_is_an_error_and_comes_later)
 {
     mirrored m;
-    ep_error error;
     uint8_t sha256[EP_SHA256_BYTES], bytes[16];
     fill();
     ASSERT_OK(open_mirrored(&m, &error), error);
@@ -529,14 +521,14 @@ static void arm(disk_step step, disk_step of, uint32_t at)
 
 /* The step is over: the disk works. True: it failed, and then the step said so by what the system
  * calls it. */
-static bool disarm(ep_err err, const ep_error *error, const char *step)
+static bool disarm(ep_err err, const char *step)
 {
     char text[EP_ERRNO_TEXT_BYTES];
     const bool has_failed = disk.fails_at != 0 && disk.calls >= disk.fails_at;
     disk.fails_at = 0;
     cr_assert(err == EP_OK || (has_failed && err == EP_ERR_IO &&
-                               strstr(error->text, ep_errno_text(disk.error, text)) != NULL),
-              "%s, call %u: %s: %s", step, disk.calls, ep_err_name(err), error->text);
+                               strstr(error.text, ep_errno_text(disk.error, text)) != NULL),
+              "%s, call %u: %s: %s", step, disk.calls, ep_err_name(err), error.text);
     return has_failed;
 }
 
@@ -546,20 +538,19 @@ static bool disarm(ep_err err, const ep_error *error, const char *step)
 static bool survives_disk(disk_step step, uint32_t at)
 {
     mirrored m;
-    ep_error error;
     uint8_t want[EP_SHA256_BYTES], got[EP_SHA256_BYTES];
     const char *version = ep_checkpoint_info(source)->version;
     ep_fixture_remove(mirror_path);
     ep_fixture_temp_dir(mirror_path);
     arm(step, DISK_CREATE, at);
     ep_err err = ep_mirror_create(mirror_path, version, entries, files_count, &error);
-    bool has_failed = disarm(err, &error, "create");
+    bool has_failed = disarm(err, "create");
     if (!is_there(EP_MIRROR_LIST_NAME, "")) {
         create();
     }
     arm(step, DISK_OPEN, at);
     err = open_mirrored(&m, &error);
-    has_failed |= disarm(err, &error, "open");
+    has_failed |= disarm(err, "open");
     if (err != EP_OK) {
         close_mirrored(&m);
         ASSERT_OK(open_mirrored(&m, &error), error);
@@ -568,7 +559,7 @@ static bool survives_disk(disk_step step, uint32_t at)
     for (uint32_t e = 0; e < EXPERTS; e++) {
         err = read_expert(m.checkpoint, 0, e, got, &error);
         const uint32_t fails_at = disk.fails_at;
-        has_failed |= disarm(err, &error, "read");
+        has_failed |= disarm(err, "read");
         cr_assert_eq(read_expert(source, 0, e, want, NULL), EP_OK);
         cr_assert(err != EP_OK || memcmp(got, want, EP_SHA256_BYTES) == 0,
                   "expert %u has other bytes", e);
@@ -607,7 +598,6 @@ Test(mirror_disk, one_that_is_full_or_fails_costs_reads_and_no_byte)
 Test(mirror, bytes_of_another_version_are_refused)
 {
     mirrored m;
-    ep_error error;
     create();
     wire.is_other = true;
     EXPECT_FAILS(open_mirrored(&m, &error), EP_ERR_BAD_FILE, error, "were said to be");
@@ -617,7 +607,6 @@ Test(mirror, bytes_of_another_version_are_refused)
 Test(mirror, somebody_else_who_writes_to_it_is_noticed)
 {
     mirrored m;
-    ep_error error;
     uint8_t sha256[EP_SHA256_BYTES];
     fill();
     ASSERT_OK(open_mirrored(&m, &error), error);
@@ -640,7 +629,6 @@ Test(mirror, somebody_else_who_writes_to_it_is_noticed)
 static void expect_list(ep_mirror_entry *list, size_t count, const char *version,
                         const char *reason)
 {
-    ep_error error;
     ep_mirror *mirror = NULL;
     cr_expect_eq(ep_mirror_create(mirror_path, version, list, count, &error), EP_ERR_BAD_FILE, "%s",
                  reason);
@@ -676,7 +664,6 @@ Test(mirror, a_hostile_list_writes_nothing)
 
 Test(mirror, it_is_made_in_an_empty_directory_and_opened_by_one)
 {
-    ep_error error;
     ep_mirror *first = NULL, *second = NULL;
     const char *version = ep_checkpoint_info(source)->version;
     EXPECT_FAILS(ep_mirror_create(source_path, version, entries, FILES, &error), EP_ERR_BAD_FILE,
@@ -718,7 +705,6 @@ Test(formats_mirror, every_format_has_the_version_and_the_experts_of_its_source,
     for (size_t i = 0; i < ep_format_cases_count; i++) {
         ep_format_model *model = ep_format_model_make(&ep_format_cases[i], 7);
         mirrored m;
-        ep_error error;
         ep_fixture_temp_dir(source_path);
         ep_fixture_temp_dir(mirror_path);
         ASSERT_OK(ep_format_model_write(model, source_path, &error), error);

@@ -10,9 +10,11 @@
 #include "model/model_config.h"
 #include "support/expect.h"
 
-static ep_err parse(const char *text, ep_model_config *config, ep_error *error)
+static ep_error error; /* of the last call */
+
+static ep_err parse(const char *text, ep_model_config *config, ep_error *out_error)
 {
-    return ep_model_config_parse("config.json", text, strlen(text), config, error);
+    return ep_model_config_parse("config.json", text, strlen(text), config, out_error);
 }
 
 /* A minimal Mixtral, with room for more keys in front: jansson refuses duplicates, so a case
@@ -132,7 +134,6 @@ Test(model_config, reads_the_model_types)
     for (size_t i = 0; i < EP_ARRAY_COUNT(good_cases); i++) {
         const good_case *c = &good_cases[i];
         ep_model_config config = {0};
-        ep_error error;
         cr_assert_eq(parse(c->text, &config, &error), EP_OK, "%s: %s", c->text, error.text);
         const ep_model_info *info = &config.info;
         cr_expect_eq(info->router.why_not[0] == '\0', c->select != 0, "%s: %s", c->text,
@@ -172,7 +173,6 @@ Test(model_config, reads_the_model_types)
 Test(model_config, reads_the_dense_part)
 {
     ep_model_config config = {0};
-    ep_error error;
     ASSERT_OK(parse(MIXTRAL("\"vocab_size\":256,\"num_attention_heads\":8,\"num_key_value_heads\":"
                             "2,\"rms_norm_eps\":1e-05,\"rope_theta\":1000000.0,\"tie_word_"
                             "embeddings\":true,\"torch_dtype\":\"float16\","),
@@ -363,7 +363,6 @@ Test(model_config, every_wrong_value_is_named_with_its_range)
 {
     for (size_t i = 0; i < EP_ARRAY_COUNT(bad_cases); i++) {
         ep_model_config config = {0};
-        ep_error error;
         ep_err err = parse(bad_cases[i].text, &config, &error);
         cr_expect_eq(err, bad_cases[i].err, "%s: code %d", bad_cases[i].text, (int)err);
         cr_expect(err == EP_OK ||
@@ -379,7 +378,6 @@ Test(model_config, deep_nesting_is_refused)
 {
     char text[256] = "{\"a\":";
     ep_model_config config = {0};
-    ep_error error;
     memset(text + 5, '[', 100);
     ASSERT_FAILS(parse(text, &config, &error), EP_ERR_BAD_FILE, error,
                  "nesting depth 33, allowed 1..32");
@@ -430,7 +428,6 @@ Test(model_config, the_activation_and_its_numbers_by_layer)
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
         ep_model_config config = {0};
-        ep_error error;
         ep_err err = ep_model_config_parse("config.json", cases[i].text, strlen(cases[i].text),
                                            &config, &error);
         cr_assert_eq(err, EP_OK, "case %zu: %s", i, error.text);

@@ -12,6 +12,8 @@
 #include "model/safetensors_writer.h"
 #include "support/json_refusal.h"
 
+static ep_error error; /* of the last call */
+
 TestSuite(safetensors, .init = make_test_dir, .fini = remove_test_dir);
 
 #define E(name, dtype, shape, offsets)                                                             \
@@ -148,7 +150,6 @@ Test(safetensors, header_rules_and_their_messages)
     for (size_t i = 0; i < EP_ARRAY_COUNT(header_cases); i++) {
         const header_case *c = &header_cases[i];
         ep_safetensors_header header = {0};
-        ep_error error;
         size_t count = strlen(c->header);
         char *exact = malloc(count > 0 ? count : 1); /* no byte beyond, so that a read past the end
                                                         is caught */
@@ -174,7 +175,6 @@ Test(safetensors, header_limits_are_exact)
 {
     ep_safetensors_limits two = {.header_bytes_max = 4096, .tensors_max = 2};
     ep_safetensors_header header = {0};
-    ep_error error;
     const char *three = "{" E("a", "U8", "[0]", "[0,0]") "," E("b", "U8", "[0]", "[0,0]") "," E(
         "c", "U8", "[0]", "[0,0]") "}";
     ASSERT_FAILS(ep_safetensors_header_parse("t", three, strlen(three), 0, &two, &header, &error),
@@ -204,7 +204,6 @@ Test(safetensors, many_values_in_a_small_header_are_refused_before_they_are_buil
 {
     ep_safetensors_limits few = {.header_bytes_max = 1 << 20, .tensors_max = 2};
     ep_safetensors_header header = {0};
-    ep_error error;
     char text[1200] = "{\"a\":{\"shape\":[";
     while (strlen(text) < 1000) {
         strcat(text, "1,");
@@ -245,7 +244,6 @@ Test(safetensors, every_dtype_of_the_format_is_known_by_its_size)
     for (size_t i = 0; i < EP_ARRAY_COUNT(dtypes); i++) {
         char text[200];
         ep_safetensors_header header = {0};
-        ep_error error;
         unsigned bytes = dtypes[i].bits; /* of 8 elements */
         snprintf(text, sizeof(text),
                  "{\"a\":{\"dtype\":\"%s\",\"shape\":[2,4],\"data_offsets\":[0,%u]}}",
@@ -274,7 +272,6 @@ Test(safetensors, what_is_written_is_read_back)
     };
     ep_metadata_pair metadata = {"format", "pt"};
     ep_safetensors *file = NULL;
-    ep_error error;
     ASSERT_OK(ep_safetensors_write(test_path("t.safetensors"), tensors, 5, &metadata, 1, &error),
               error);
     ASSERT_OK(ep_safetensors_open_path(test_path("t.safetensors"), NULL, &file, &error), error);
@@ -305,7 +302,6 @@ Test(safetensors, writer_follows_strides)
     int32_t grid[3][4] = {{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}};
     ep_named_tensor named = {"t", ep_tensor_2d(&grid[2][1], EP_DTYPE_I32, 3, 2)};
     ep_safetensors *file = NULL;
-    ep_error error;
     int32_t read[6];
     const int32_t want[6] = {9, 10, 5, 6, 1, 2}; /* rows backwards, columns 1..2 */
     named.tensor.stride_bytes[0] = -16;
@@ -323,7 +319,6 @@ Test(safetensors, writer_refuses_and_leaves_the_old_file)
 {
     uint8_t byte = 1;
     ep_named_tensor good = {"a", ep_tensor_1d(&byte, EP_DTYPE_U8, 1)};
-    ep_error error;
     size_t before = 0;
     size_t after = 0;
     ASSERT_OK(ep_safetensors_write(test_path("w.safetensors"), &good, 1, NULL, 0, &error), error);
@@ -372,7 +367,6 @@ Test(safetensors, no_refused_allocation_changes_what_is_written)
     uint8_t values[4] = {1, 2, 3, 4};
     ep_named_tensor named = {"t", ep_tensor_2d(values, EP_DTYPE_U8, 2, 2)};
     ep_safetensors *file = NULL;
-    ep_error error;
     do {
         json_refusal_begin();
         const ep_err err =
@@ -395,7 +389,6 @@ Test(safetensors, a_write_that_fails_half_way_leaves_nothing_behind)
     ep_named_tensor named = {"t", ep_tensor_1d(values, EP_DTYPE_F32, 4096)};
     struct rlimit limit = {.rlim_cur = 1000, .rlim_max = RLIM_INFINITY};
     struct rlimit before;
-    ep_error error;
     signal(SIGXFSZ, SIG_IGN); /* writes beyond the limit then fail with EFBIG, like a full disk */
     getrlimit(RLIMIT_FSIZE, &before);
     limit.rlim_max = before.rlim_max;

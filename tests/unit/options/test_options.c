@@ -9,6 +9,8 @@
 #include "support/expect.h"
 #include "support/process.h"
 
+static ep_error e; /* of the last call */
+
 #define OPTION(called, kind, says, ...)                                                            \
     {                                                                                              \
         .name = (called), .type = EP_OPTION_##kind, .help = (says), __VA_ARGS__                    \
@@ -86,7 +88,6 @@ TestSuite(options, .init = setup, .fini = teardown);
 Test(options, flag_beats_environment_beats_file_beats_default)
 {
     ep_options *o = NULL;
-    ep_error e;
     const char *env[] = {"PROG_DRAIN_MS=30", "PROG_LOG_FORMAT=json", NULL};
     const char *flags[] = {"--drain-ms=40", NULL};
     ASSERT_OK(load("drain_ms: 20\nlog_format: text\nlimit_bytes: 2KiB\n", flags, env, &o, &e), e);
@@ -108,7 +109,6 @@ Test(options, flag_beats_environment_beats_file_beats_default)
 Test(options, lists_from_every_source)
 {
     ep_options *o = NULL;
-    ep_error e;
     ASSERT_OK(load("models:\n  - name: a\n    path: /x\n  - {name: b, path: /y, kind: "
                    "some}\nlisten: [tcp://1:1, tcp://2:2]\n",
                    NULL, NULL, &o, &e),
@@ -181,7 +181,6 @@ Test(options, wrong_files_are_refused_with_line_key_value_and_allowed)
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ep_options *o = NULL;
-        ep_error e;
         ep_error_clear(&e);
         cr_expect_eq(load(cases[i].file, NULL, NULL, &o, &e), EP_ERR_BAD_CONFIG, "case %zu: %s", i,
                      cases[i].file);
@@ -209,7 +208,6 @@ static void expect_bounded(const char *begin, const char *piece, size_t count, c
     }
     *at = 0;
     ep_options *o = NULL;
-    ep_error e;
     ep_error_clear(&e);
     EXPECT_FAILS(load(text, NULL, NULL, &o, &e), EP_ERR_BAD_CONFIG, e, said);
     ep_options_free(o);
@@ -229,7 +227,6 @@ Test(options, deep_nesting_and_many_anchors_are_refused_before_they_cost_time, .
 Test(options, wrong_flags_and_variables_name_themselves)
 {
     ep_options *o = NULL;
-    ep_error e;
     const char *flag[] = {"--drain-ms=soon", NULL};
     const char *pair[] = {"--model=noequals", NULL};
     const char *env[] = {"PROG_INSECURE=1", NULL};
@@ -250,7 +247,6 @@ Test(options, wrong_flags_and_variables_name_themselves)
 Test(options, unknown_variables_are_warnings_and_foreign_ones_nothing)
 {
     ep_options *o = NULL;
-    ep_error e;
     const char *env[] = {"PROG_SERVICE_HOST=10.0.0.1",
                          "PROG_OTHER_X=1",
                          "PROG_LEVEL=low",
@@ -272,7 +268,6 @@ Test(options, unknown_variables_are_warnings_and_foreign_ones_nothing)
 Test(options, a_missing_file_is_not_found_and_its_variable_works)
 {
     ep_options *o = NULL;
-    ep_error e;
     char variable[400];
     const char *env[] = {variable, NULL};
     const char *flags[] = {"--config=/does/not/exist.yaml", NULL};
@@ -287,7 +282,6 @@ Test(options, a_missing_file_is_not_found_and_its_variable_works)
 Test(options, printed_values_are_a_file_again)
 {
     ep_options *o = NULL, *again = NULL;
-    ep_error e;
     char *text = NULL;
     size_t bytes = 0;
     const char *flags[] = {"--model=a=/x \"y\"", "--node-name=n\\1", "--insecure", NULL};
@@ -328,7 +322,6 @@ Test(options, sizes_and_times_are_shown_in_their_shortest_form)
         char printed[4096] = "";
         char seen[200] = "";
         ep_options *o = NULL, *again = NULL;
-        ep_error e;
         const char *model[] = {"--model=a=/x", NULL};
         ASSERT_OK(load(rows[i].file, model, NULL, &o, &e), e);
         FILE *out = fmemopen(printed, sizeof(printed), "w");
@@ -365,7 +358,6 @@ Test(options, text_that_no_file_could_hold_is_refused)
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         char variable[64];
         ep_options *options = NULL;
-        ep_error e;
         snprintf(variable, sizeof(variable), "PROG_NODE_NAME=%s", rows[i].value);
         char *const environment[] = {variable, NULL};
         cr_expect_eq(ep_options_load(&spec, 0, NULL, environment, &options, &e), EP_ERR_BAD_CONFIG,
@@ -375,7 +367,6 @@ Test(options, text_that_no_file_could_hold_is_refused)
     char good[] = "PROG_NODE_NAME=n\xc3\xb6\xf0\x9f\x98\x80";
     char *const environment[] = {good, NULL};
     ep_options *options = NULL;
-    ep_error e;
     ASSERT_OK(ep_options_load(&spec, 0, NULL, environment, &options, &e), e);
     ep_options_free(options);
 }
@@ -383,7 +374,6 @@ Test(options, text_that_no_file_could_hold_is_refused)
 Test(options, differences_are_reported_by_key)
 {
     ep_options *a = NULL, *b = NULL;
-    ep_error e;
     char seen[200] = "";
     cr_assert_eq(load("node_name: x\nmodels: [{name: a, path: /x}]\n", NULL, NULL, &a, &e), EP_OK);
     cr_assert_eq(

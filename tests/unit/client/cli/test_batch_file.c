@@ -9,6 +9,8 @@
 #include "support/checkpoint_fixture.h"
 #include "support/expect.h"
 
+static ep_error error; /* of the last call */
+
 static uint16_t x_data[6 * 4];
 static int32_t ids_data[6 * 2];
 static float scales_data[6 * 2];
@@ -32,7 +34,6 @@ TestSuite(batch_file, .init = setup, .fini = teardown);
 
 static void write_batch(const ep_named_tensor *tensors, size_t count)
 {
-    ep_error error;
     ASSERT_OK(ep_safetensors_write(path, tensors, count, NULL, 0, &error), error);
 }
 
@@ -45,7 +46,6 @@ typedef struct refusal {
 Test(batch_file, reads_all_tensors_and_cuts_them)
 {
     ep_cli_batch batch;
-    ep_error error;
     for (int i = 0; i < 24; i++) {
         x_data[i] = (uint16_t)i;
     }
@@ -80,7 +80,6 @@ Test(batch_file, reads_all_tensors_and_cuts_them)
 Test(batch_file, no_tokens_at_all)
 {
     ep_cli_batch batch;
-    ep_error error;
     const ep_named_tensor tensors[] = {
         {"x", ep_tensor_2d(NULL, EP_DTYPE_I8, 0, 4)},
         {"expert_ids", ep_tensor_2d(NULL, EP_DTYPE_I64, 0, 2)},
@@ -135,7 +134,6 @@ Test(batch_file, refuses_what_does_not_fit)
         ep_named_tensor present[4];
         size_t count = 0;
         ep_cli_batch batch;
-        ep_error error;
         for (size_t t = 0; t < 4; t++) {
             if (all[t].tensor.rank > 0) {
                 present[count++] = all[t];
@@ -151,7 +149,6 @@ Test(batch_file, refuses_what_does_not_fit)
 Test(batch_file, a_missing_file)
 {
     ep_cli_batch batch;
-    ep_error error;
     ASSERT_FAILS(ep_cli_batch_read("/nonexistent/in", &batch, &error), EP_ERR_NOT_FOUND, error,
                  "/nonexistent/in");
 }

@@ -14,6 +14,8 @@
 #include "support/checkpoint_fixture.h"
 #include "support/expect.h"
 
+static ep_error error; /* of the last call */
+
 #define DEMO EP_SOURCE_DIR "/deploy/demo-model/checkpoint"
 enum { H = 128, HEADS = 4, KV = 2, D = 32, E = 16, LAYERS = 4, TOKENS = 6 };
 
@@ -51,7 +53,6 @@ static ep_err answer(void *arg, const ep_layer_shape *shape, uint32_t tokens, co
 
 static double *load(const ep_checkpoint *checkpoint, const char *name, size_t count)
 {
-    ep_error error;
     uint16_t *bits = malloc(count * 2);
     double *values = malloc(count * sizeof(*values));
     ASSERT_OK(ep_checkpoint_read(checkpoint, name, bits, count * 2, &error), error);
@@ -183,7 +184,6 @@ Test(dense_model, agrees_with_a_plain_pass_in_double)
     double expected[256], y[H];
     ep_checkpoint *checkpoint;
     ep_dense_model *model;
-    ep_error error;
     ASSERT_OK(ep_checkpoint_open(DEMO, &checkpoint, &error), error);
     double *embedding = load(checkpoint, "model.embed_tokens.weight", 256 * H);
     double *last = load(checkpoint, "model.norm.weight", H);
@@ -226,7 +226,6 @@ Test(dense_model, a_batch_and_single_steps_give_the_same_bits)
     const uint32_t tokens = sizeof(text) - 1;
     float whole[256], steps[256];
     ep_dense_model *model;
-    ep_error error;
     ASSERT_OK(ep_dense_model_open(DEMO, &model, &error), error);
     cr_assert_eq(ep_dense_model_forward(model, text, tokens, 0, answer, &log, whole, &error),
                  EP_OK);
@@ -245,7 +244,6 @@ Test(dense_model, positions_are_checked_and_errors_of_experts_come_back)
     static expert_log log = {.fail_at = 3};
     float logits[256];
     ep_dense_model *model;
-    ep_error error;
     ASSERT_OK(ep_dense_model_open(DEMO, &model, &error), error);
     cr_assert_eq(ep_dense_model_forward(model, text, 0, 0, answer, &log, logits, &error),
                  EP_ERR_INVALID_ARGUMENT);
@@ -299,7 +297,6 @@ Test(dense_model, refuses_other_models_by_name)
         char dir[EP_FIXTURE_PATH_BYTES];
         ep_fixture_config config = ep_fixture_default();
         ep_dense_model *model = NULL;
-        ep_error error;
         ep_fixture_temp_dir(dir);
         config.router = cases[i].router;
         config.names = cases[i].names;

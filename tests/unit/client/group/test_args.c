@@ -12,6 +12,8 @@
 #include "group/group_args.h"
 #include "group/group_core.h"
 
+static ep_error error; /* of the last call */
+
 #define MOST INT32_MAX
 
 enum { A2 = 1, A3 = 2, BOTH = 3 };            /* profiles, 1 << (number - 1) */
@@ -284,15 +286,16 @@ static void set_scene(scene *s, unsigned profile, unsigned op, const change *cha
     set_combine(s, sizes_of(s, profile, EXPAND_SCALES));
 }
 
-static ep_err prepare(scene *s, unsigned op, ep_error *error)
+static ep_err prepare(scene *s, unsigned op, ep_error *out_error)
 {
     size_t bytes;
     ep_group_plan *plan = NULL;
-    ep_error_clear(error);
+    ep_error_clear(out_error);
     ep_fork_guard_init(&s->group.fork);
-    ep_err err = op == DISPATCH
-                     ? ep_moe_dispatch_prepare(&s->group, &s->dispatch, &bytes, &plan, error)
-                     : ep_moe_combine_prepare(&s->group, &s->combine, NULL, &bytes, &plan, error);
+    ep_err err =
+        op == DISPATCH
+            ? ep_moe_dispatch_prepare(&s->group, &s->dispatch, &bytes, &plan, out_error)
+            : ep_moe_combine_prepare(&s->group, &s->combine, NULL, &bytes, &plan, out_error);
     ep_group_plan_destroy(plan);
     ep_fork_guard_fini(&s->group.fork);
     return err;
@@ -322,7 +325,6 @@ static void check(const row *r, unsigned profile, unsigned op)
 {
     static scene s;
     char claim[300];
-    ep_error error;
     size_t count = 0;
     while (count < CHANGES_MAX && r->changes[count].knob != NOTHING) {
         count++;
@@ -735,7 +737,6 @@ Test(group_args, with_index)
     CHECK_ALL(with_index_rows);
     static scene s;
     const change changes[] = {{INDEX, 1}, {H, 7168}};
-    ep_error error;
     size_t bytes;
     ep_group_plan *plan;
     ep_moe_add_rms_norm norm;
@@ -853,7 +854,6 @@ static void set_all(scene *s, const form_row *r, unsigned profile)
 static void check_form(const form_row *r, unsigned profile, form f)
 {
     static scene s;
-    ep_error error;
     set_all(&s, r, profile);
     ep_tensor *t = (ep_tensor *)(void *)((char *)&s + r->offset);
     cr_assert_neq(t->rank, 0, "%s is in the scene", r->name);
@@ -898,7 +898,6 @@ Test(group_args, form_of_each_tensor)
 Test(group_args, frames_must_fit)
 {
     static scene s;
-    ep_error error;
     ep_group_buffers buffers = {.struct_bytes = sizeof(buffers)};
     set_scene(&s, A3, DISPATCH, NULL, 0);
     cr_expect_eq(ep_group_buffer_sizes(&s.params, 32, 4096, 8, EP_DTYPE_BF16, &buffers, &error),
@@ -934,7 +933,6 @@ Test(group_args, a_workspace_formula_has_its_end_and_the_parts_of_its_call)
         for (int with_norm = 0; with_norm <= 1; with_norm++) {
             size_t bytes;
             ep_group_plan *plan = NULL;
-            ep_error error;
             set_scene(&s, A3, COMBINE, changes, count);
             s.params.profile = EP_GROUP_NATIVE; /* which takes all of them together */
             if (with_norm) {

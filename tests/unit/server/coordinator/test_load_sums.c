@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+static ep_error error; /* of the last call */
+
 enum { EXPERTS = 4 };
 
 static uint32_t experts_of(void *arg, const char *model, const char *version, uint32_t layer)
@@ -77,7 +79,6 @@ static void expect(ep_load_sums *sums, uint64_t a, uint64_t b, uint64_t c, uint6
 Test(load_sums, never_go_back)
 {
     ep_load_sums *sums;
-    ep_error error;
     cr_assert_eq(ep_load_sums_create(8, &sums), EP_OK);
     REPORT("a", 1, LIST(0, 2), LIST(10, 5));
     expect(sums, 10, 0, 5, 0);
@@ -112,7 +113,6 @@ Test(load_sums, layers_in_any_order)
     ep_load_sums *sums;
     ep_load_layer *layers;
     size_t count;
-    ep_error error;
     static Expertd__V1__LayerLoad loads[LAYERS];
     static Expertd__V1__LayerLoad *list[LAYERS];
     cr_assert_eq(ep_load_sums_create(NODES, &sums), EP_OK);
@@ -170,7 +170,6 @@ static void expect_one(ep_load_sums *sums, uint32_t expert, uint64_t slots, uint
 Test(load_sums, while_an_older_node_tells_slots_alone_nobodys_passes_count)
 {
     ep_load_sums *sums;
-    ep_error error;
     cr_assert_eq(ep_load_sums_create(8, &sums), EP_OK);
     uint64_t slots = 1;
     REPORT("b", 1, LIST(1), LIST(slots));
@@ -201,7 +200,6 @@ Test(load_sums, while_an_older_node_tells_slots_alone_nobodys_passes_count)
 Test(load_sums, nodes_are_bounded)
 {
     ep_load_sums *sums;
-    ep_error error;
     cr_assert_eq(ep_load_sums_create(2, &sums), EP_OK);
     REPORT("a", 1, LIST(0), LIST(1));
     REPORT("b", 1, LIST(0), LIST(1));
@@ -216,7 +214,6 @@ Test(load_sums, nodes_are_bounded)
 Test(load_sums, wrong_reports)
 {
     ep_load_sums *sums;
-    ep_error error;
     cr_assert_eq(ep_load_sums_create(8, &sums), EP_OK);
     REPORT("a", 1, LIST(0), LIST(1));
     ASSERT_FAILS(report(sums, "a", 1, 1, (uint32_t[]){EXPERTS}, (uint64_t[]){1}, &error),
@@ -276,7 +273,6 @@ Test(load_sums, a_balance_that_is_not_known_any_more_leaves_no_old_figure)
 {
     ep_load_sums *sums;
     ep_metrics *metrics;
-    ep_error error;
     cr_assert_eq(ep_load_sums_create(8, &sums), EP_OK);
     cr_assert_eq(ep_metrics_create(&metrics), EP_OK);
     REPORT("a", 1, LIST(0, 2), LIST(10, 5));

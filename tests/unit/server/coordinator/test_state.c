@@ -13,6 +13,8 @@
 #include "coordinator/state_kept.h"
 #include "support/expect.h"
 
+static ep_error error; /* of the last call */
+
 #define EXPERTS 8
 #define LAYERS 2
 #define NODES_MAX 6
@@ -126,20 +128,20 @@ static Expertd__V1__RegisterRequest registration(int i)
     return request;
 }
 
-static ep_err enroll(const Expertd__V1__RegisterRequest *request, ep_error *error)
+static ep_err enroll(const Expertd__V1__RegisterRequest *request, ep_error *out_error)
 {
     uint32_t id;
-    return ep_coordinator_state_register(cluster, now_ns, request, &id, error);
+    return ep_coordinator_state_register(cluster, now_ns, request, &id, out_error);
 }
 
-static ep_err join(int i, ep_error *error)
+static ep_err join(int i, ep_error *out_error)
 {
     const Expertd__V1__RegisterRequest request = registration(i);
-    return enroll(&request, error);
+    return enroll(&request, out_error);
 }
 
 static ep_err beat_with(int i, Expertd__V1__ModelInfo **models, const char *state,
-                        bool *out_reregister, ep_error *error)
+                        bool *out_reregister, ep_error *out_error)
 {
     Expertd__V1__Epoch epoch = EXPERTD__V1__EPOCH__INIT;
     Expertd__V1__HeartbeatRequest request = EXPERTD__V1__HEARTBEAT_REQUEST__INIT;
@@ -158,12 +160,12 @@ static ep_err beat_with(int i, Expertd__V1__ModelInfo **models, const char *stat
     request.models = models;
     request.n_models = 1;
     describe(&nodes[i]);
-    return ep_coordinator_state_heartbeat(cluster, now_ns, &request, out_reregister, error);
+    return ep_coordinator_state_heartbeat(cluster, now_ns, &request, out_reregister, out_error);
 }
 
-static ep_err try_beat(int i, const char *state, bool *out_reregister, ep_error *error)
+static ep_err try_beat(int i, const char *state, bool *out_reregister, ep_error *out_error)
 {
-    return beat_with(i, nodes[i].model_list, state, out_reregister, error);
+    return beat_with(i, nodes[i].model_list, state, out_reregister, out_error);
 }
 
 static void join_first(int count)
@@ -339,7 +341,6 @@ static void assert_whole(uint32_t layer_index)
 
 static void assert_copies(uint32_t want)
 {
-    ep_error error;
     ep_routing_table *table = table_now();
     cr_assert_not_null(table);
     ASSERT_OK(ep_routing_table_check(table, &error), error);
@@ -837,7 +838,6 @@ Test(coordinator_state, balanced_placement_gives_a_slow_node_less)
 static Expertd__V1__PlanReply *plan(bool apply)
 {
     Expertd__V1__PlanReply *reply = NULL;
-    ep_error error;
     ASSERT_OK(ep_coordinator_state_plan(cluster, apply, true, &reply, &error), error);
     cr_assert_eq(reply->n_layers, (size_t)LAYERS);
     return reply;
@@ -860,7 +860,6 @@ static void assert_balance(const Expertd__V1__LayerBalance *as)
 Test(coordinator_state, a_plan_changes_nothing_until_it_is_applied)
 {
     uint64_t sums[EXPERTS];
-    ep_error error;
     Expertd__V1__PlanReply *reply = NULL;
     start(1, 3, NULL);
     cr_assert_eq(ep_coordinator_state_plan(cluster, false, false, &reply, &error),
@@ -972,7 +971,6 @@ Test(coordinator_state, a_plan_is_applied_whatever_the_pace)
 Test(coordinator_state, a_plan_is_not_applied_while_a_node_is_suspect)
 {
     uint64_t sums[EXPERTS];
-    ep_error error;
     Expertd__V1__PlanReply *reply = NULL;
     ep_coordinator_drain drain;
     start_balanced(0);
@@ -1063,7 +1061,6 @@ Test(coordinator_state, a_node_that_left_is_not_lost)
 {
     Expertd__V1__NodeEntry view;
     ep_coordinator_drain drain;
-    ep_error error;
     start_loaded(1, 3);
     beat(1, "leaving");
     ep_coordinator_state_node(cluster, 2, now_ns, &view);
@@ -1197,15 +1194,14 @@ static const char *default_version(void)
     return version;
 }
 
-static ep_err set_default(const char *version, char *out_before, ep_error *error)
+static ep_err set_default(const char *version, char *out_before, ep_error *out_error)
 {
-    return ep_coordinator_state_set_default(cluster, "demo", version, out_before, error);
+    return ep_coordinator_state_set_default(cluster, "demo", version, out_before, out_error);
 }
 
 Test(coordinator_state, the_first_whole_version_is_the_default_until_an_operator_moves_it)
 {
     char before[EP_VERSION_BYTES];
-    ep_error error;
     start(1, 1, NULL);
     nodes[1].model.version = "v2";
     ASSERT_FAILS(set_default("v1", before, &error), EP_ERR_NOT_FOUND, error, "known: none");
@@ -1242,7 +1238,6 @@ Test(coordinator_state, the_first_whole_version_is_the_default_until_an_operator
 Test(coordinator_state, a_default_that_no_node_offers_any_more_gives_way)
 {
     char before[EP_VERSION_BYTES];
-    ep_error error;
     start(1, 1, NULL);
     cr_assert_eq(join(0, NULL), EP_OK);
     load(0);
@@ -1265,7 +1260,7 @@ Test(coordinator_state, a_default_that_no_node_offers_any_more_gives_way)
     cr_assert_str_eq(default_version(), "v2");
 }
 
-static ep_err join_with(int i, Expertd__V1__ModelInfo **models, size_t count, ep_error *error)
+static ep_err join_with(int i, Expertd__V1__ModelInfo **models, size_t count, ep_error *out_error)
 {
     Expertd__V1__RegisterRequest request = EXPERTD__V1__REGISTER_REQUEST__INIT;
     request.node = nodes[i].name;
@@ -1273,13 +1268,12 @@ static ep_err join_with(int i, Expertd__V1__ModelInfo **models, size_t count, ep
     request.incarnation = nodes[i].incarnation;
     request.models = models;
     request.n_models = count;
-    return enroll(&request, error);
+    return enroll(&request, out_error);
 }
 
 /* Two sizes of one layer: what is owned of the larger one does not fit into the smaller one. */
 Test(coordinator_state, what_is_described_twice_in_one_registration_is_refused)
 {
-    ep_error error;
     static uint32_t far_expert[] = {4000};
     start(1, 1, NULL);
     nodes[0].layers[1].layer = nodes[0].layers[0].layer;
@@ -1300,7 +1294,6 @@ Test(coordinator_state, a_node_with_too_many_models_is_refused_and_others_go_on)
     static Expertd__V1__ModelInfo models[MANY];
     static Expertd__V1__ModelInfo *list[MANY];
     static char names[MANY][16];
-    ep_error error;
     start(1, 1, NULL);
     cr_assert_eq(join(0, NULL), EP_OK);
     load(0);
@@ -1342,7 +1335,6 @@ Test(coordinator_state, a_copy_with_other_weights_is_not_listed)
     ASSERT_TEXT(*problem, "not used, of: node-1 (1); as expert 5 of layer 3 of "
                           "model demo:v1: SHA-256 07000000.. on 1");
     nodes[1].layers[0].n_owned_digests = 3;
-    ep_error error;
     nodes[1].incarnation++;
     ASSERT_FAILS(join(1, &error), EP_ERR_INVALID_ARGUMENT, error, "3 digests of 8 owned experts");
 }
@@ -1377,7 +1369,6 @@ Test(coordinator_state, a_restarted_coordinator_keeps_what_nodes_hold)
 
 Test(coordinator_state, bad_registrations_are_refused_by_name)
 {
-    ep_error error;
     start(1, 1, NULL);
     cr_assert_eq(join(0, &error), EP_OK);
     nodes[1].layers[0].experts = 7;
@@ -1402,7 +1393,6 @@ Test(coordinator_state, bad_registrations_are_refused_by_name)
  * its secret is not. */
 Test(coordinator_state, a_live_name_is_its_owners)
 {
-    ep_error error;
     bool reregister;
     start(1, 1, NULL);
     nodes[0].secret = "0123456789abcdef";
@@ -1536,7 +1526,6 @@ Test(coordinator_state, a_table_that_no_client_can_take_is_not_published)
     static uint32_t every[WIDE];
     static Expertd__V1__LayerInfo layers[WIDE_LAYERS];
     Expertd__V1__LayerInfo *list[WIDE_LAYERS];
-    ep_error error;
     bool reregister;
     start(1, NODES_MAX, NULL);
     Expertd__V1__ModelInfo model = nodes[0].model, *models[1] = {&model};
@@ -1692,7 +1681,6 @@ Test(coordinator_state, a_wrong_node_does_not_take_over_while_most_are_silent)
 Test(coordinator_state, an_unknown_node_cannot_be_drained)
 {
     ep_coordinator_drain drain;
-    ep_error error;
     start_nodes(1, 2);
     cr_assert_eq(ep_coordinator_state_drain(cluster, "node-7", false, &drain, &error),
                  EP_ERR_NOT_FOUND);
@@ -1949,7 +1937,6 @@ Test(coordinator_state, drained_and_new_nodes_after_a_restart)
 
 Test(coordinator_state, a_node_on_another_host_makes_a_new_table)
 {
-    ep_error error;
     char longest[EP_HOST_BYTES + 1];
     start_nodes(1, 3);
     ep_epoch before = table_epoch();
@@ -1989,7 +1976,6 @@ Test(coordinator_state, the_revision_grows_with_what_is_kept)
 static ep_policy policy_of(const char *key, const char *value)
 {
     ep_policy next;
-    ep_error error;
     const ep_policy_change change = {.key = key, .value = value};
     ASSERT_OK(ep_policy_apply(ep_coordinator_state_get_policy(cluster),
                               ep_coordinator_state_configured(cluster), &change, 1, "me", 1, &next,
@@ -2000,7 +1986,6 @@ static ep_policy policy_of(const char *key, const char *value)
 
 static void set_policy(const char *key, const char *value)
 {
-    ep_error error;
     const ep_policy next = policy_of(key, value);
     ASSERT_OK(ep_coordinator_state_set_policy(cluster, &next, &error), error);
 }
@@ -2063,7 +2048,6 @@ Test(coordinator_state, copies_follow_the_policy_both_ways)
 
 Test(coordinator_state, copies_whose_table_no_client_can_take_are_refused)
 {
-    ep_error error;
     start(1, 1, NULL);
     for (int l = 0; l < LAYERS; l++) {
         nodes[0].layers[l].experts = 20000;

@@ -16,6 +16,8 @@
 #include "support/expect.h"
 #include "support/process.h"
 
+static ep_error error; /* of the last call */
+
 #define EXPERTS 40
 #define FIRST_TERM 1000
 
@@ -89,7 +91,6 @@ static void make_kept(uint64_t number, ep_coordinator_kept *kept)
 static ep_table_store *open_store(void)
 {
     ep_table_store *store;
-    ep_error error;
     ASSERT_OK(ep_table_store_sqlite_open(dir, &store, &error), error);
     return store;
 }
@@ -97,7 +98,6 @@ static ep_table_store *open_store(void)
 static uint64_t begin(ep_table_store *store, ep_coordinator_kept *kept)
 {
     uint64_t term;
-    ep_error error;
     ASSERT_OK(ep_table_store_begin_term(store, FIRST_TERM, kept, &term, &error), error);
     return term;
 }
@@ -106,7 +106,6 @@ static uint64_t begin(ep_table_store *store, ep_coordinator_kept *kept)
 static void fill(uint64_t number)
 {
     ep_coordinator_kept kept;
-    ep_error error;
     ep_table_store *store = open_store();
     begin(store, &kept);
     ep_coordinator_kept_fini(&kept);
@@ -122,7 +121,6 @@ static void expect_refusal(ep_err code, const char *text)
     ep_table_store *store = NULL;
     ep_coordinator_kept kept = {0};
     uint64_t term;
-    ep_error error;
     ep_error_clear(&error);
     ep_err err = ep_table_store_sqlite_open(dir, &store, &error);
     err = err != EP_OK ? err : ep_table_store_begin_term(store, FIRST_TERM, &kept, &term, &error);
@@ -167,7 +165,6 @@ Test(coordinator_store, what_is_written_comes_back_under_the_next_term)
 Test(coordinator_store, a_term_is_never_below_the_clock_nor_the_stored_one)
 {
     ep_coordinator_kept kept;
-    ep_error error;
     uint64_t term;
     fill(7);
     for (uint64_t clock = 5 * FIRST_TERM; clock > 0;
@@ -220,7 +217,6 @@ Test(coordinator_store, flipped_bytes_never_pass_unseen)
         uint8_t flipped = whole[at] ^ 0x41;
         ep_table_store *store = NULL;
         ep_coordinator_kept kept = {0};
-        ep_error error;
         uint64_t term = 0;
         cr_assert_eq(pwrite(fd, whole, (size_t)size, 0), size);
         cr_assert_eq(ftruncate(fd, size), 0);
@@ -341,7 +337,6 @@ Test(coordinator_store, a_full_disk_fails_the_write_and_keeps_what_was)
 {
     struct rlimit limit;
     ep_coordinator_kept kept;
-    ep_error error;
     signal(SIGXFSZ, SIG_IGN);
     fill(7);
     ep_table_store *store = open_store();

@@ -21,6 +21,8 @@
 #include "support/forward_call.h"
 #include "support/slow_backend.h"
 
+static ep_error e; /* of the last call */
+
 #define H 32
 #define EXPERTS 8
 
@@ -106,7 +108,6 @@ static ep_forward_stats wait_idle(void)
 
 static void open_backend(const char *name)
 {
-    ep_error e;
     if (strcmp(name, "hand") == 0) {
         hand_backend_init(&rig.hand);
         rig.backend = &rig.hand.base;
@@ -120,7 +121,6 @@ static void open_backend(const char *name)
 
 static void open_server(void)
 {
-    ep_error e;
     ep_lane_address address = {.url = rig.url};
     cr_assert_eq(ep_timer_service_create("rig", &rig.timers), EP_OK);
     cr_assert_eq(ep_buffer_pool_create(0, 1 << 20, &rig.pool), EP_OK);
@@ -146,7 +146,6 @@ static void start_with(const char *backend, const char *experts, uint32_t inflig
                        uint64_t spill_bytes, uint32_t jobs)
 {
     static ep_expert_range ranges[EP_EXPERT_RANGES_MAX];
-    ep_error e;
     ep_fixture_config fixture = ep_fixture_default();
     pthread_mutex_init(&rig.lock, NULL);
     pthread_cond_init(&rig.changed, NULL);
@@ -207,7 +206,6 @@ static void start(const char *backend, uint32_t jobs)
 
 static void begin(const ep_test_forward *f, ep_test_pending *out_pending)
 {
-    ep_error e;
     ASSERT_OK(ep_test_forward_begin(&rig.peer, f, NULL, out_pending, &e), e);
 }
 
@@ -278,7 +276,6 @@ static ep_err expected_rows(const ep_test_forward *f, void *out_rows, ep_error *
 
 static void expect_exact(const ep_test_forward *f)
 {
-    ep_error e;
     static uint8_t got[4096 * 4], wanted[4096 * 4];
     memset(got, 0xee, sizeof(got));
     memset(wanted, 0xee, sizeof(wanted));
@@ -346,7 +343,6 @@ Test(forward_handler, slots_in_any_order_give_the_same_rows)
 static void expect_error(const ep_test_forward *f, ep_err code, const char *part, int32_t layer,
                          int32_t expert)
 {
-    ep_error e;
     ep_error_clear(&e);
     cr_expect_eq(ep_test_forward_run(&rig.peer, f, NULL, &e), code, "%s: %s", part, e.text);
     EXPECT_TEXT(e, part);
@@ -404,7 +400,6 @@ Test(forward_handler, beyond_both_budgets_callers_are_told_to_come_back)
 {
     ep_test_pending first, second;
     ep_test_forward f = sample(EP_DTYPE_BF16);
-    ep_error e;
     start_with("hand", NULL, 6, 4500, 64); /* room for one such request, about 3 KB, not for two */
     begin(&f, &first);
     hand_backend_wait(&rig.hand, 4);
@@ -444,7 +439,6 @@ static ep_test_forward relayed_sample(void)
 Test(forward_handler, what_goes_on_to_neighbours_counts_in_the_budgets)
 {
     ep_admission_stats stats;
-    ep_error e;
     ep_test_forward f = relayed_sample();
     start_with("hand", NULL, 12, 0, 64); /* six rows, and at most six copied */
     cr_expect_eq(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_UNAVAILABLE, "%s", e.text);
@@ -462,7 +456,6 @@ Test(forward_handler, copies_beyond_the_budgets_are_refused)
 
 Test(forward_handler, nothing_goes_to_a_neighbour_that_the_table_does_not_name)
 {
-    ep_error e;
     ep_test_forward f = relayed_sample();
     start("cpu", 4);
     EXPECT_FAILS(ep_test_forward_run(&rig.peer, &f, NULL, &e), EP_ERR_UNAVAILABLE, e,
@@ -474,7 +467,6 @@ Test(forward_handler, nothing_goes_to_a_neighbour_that_the_table_does_not_name)
  * nothing, and nobody connects to it. */
 Test(forward_handler, nothing_goes_to_a_neighbour_in_plain_text)
 {
-    ep_error e;
     ep_test_forward f = relayed_sample();
     ep_relay_neighbour *neighbour = calloc(1, sizeof(*neighbour));
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -501,7 +493,6 @@ Test(forward_handler, a_failing_expert_fails_the_call_and_names_it)
 {
     ep_test_pending pending;
     ep_test_forward f = sample(EP_DTYPE_BF16);
-    ep_error e;
     start("hand", 64);
     begin(&f, &pending);
     hand_backend_wait(&rig.hand, 4);
@@ -522,7 +513,6 @@ static ep_forward_stats cancel_at_the_first_job(void (*cancel)(ep_rpc_channel *c
 {
     ep_test_pending pending;
     ep_test_forward f = sample(EP_DTYPE_BF16);
-    ep_error e;
     start("hand", 1); /* one job at a time: three wait */
     begin(&f, &pending);
     hand_backend_wait(&rig.hand, 1);
@@ -560,7 +550,6 @@ Test(forward_handler, what_would_be_late_is_dropped_and_one_that_is_alone_is_end
     ep_test_pending begun, lost;
     ep_test_forward f = sample(EP_DTYPE_BF16);
     ep_test_forward marker = f;
-    ep_error e;
     marker.model = "other";
     f.timeout_ms = 4000; /* less than the estimate */
     start("hand", 1);    /* one job at a time */
@@ -598,7 +587,6 @@ Test(forward_handler, large_requests_are_cut_into_jobs)
     ep_wire_slot *slots = calloc(slots_count, sizeof(*slots));
     static uint16_t x[64 * H];
     ep_test_pending pending;
-    ep_error e;
     for (uint32_t i = 0; i < slots_count; i++) {
         slots[i] = (ep_wire_slot){i % 64, 3};
     }
@@ -618,7 +606,6 @@ Test(forward_handler, replies_above_the_frame_limit_are_refused)
     uint32_t slots_count = (1 << 20) / (H * 4) + 1;
     ep_wire_slot *slots = calloc(slots_count, sizeof(*slots));
     static uint16_t x[512 * H];
-    ep_error e;
     ep_test_forward f = request_of(0, 512, slots_count, x, slots);
     f.reply_dtype = EP_DTYPE_F32;
     start("hand", 64);
@@ -633,11 +620,11 @@ static void *call_many(void *arg)
     uint16_t rows[10 * H];
     uint64_t *bad = arg;
     uint16_t wanted[10 * H];
-    ep_error e;
+    ep_error own;
     f.prefill = ((uintptr_t)arg & 8) != 0;
-    *bad += expected_rows(&f, wanted, &e) != EP_OK;
+    *bad += expected_rows(&f, wanted, &own) != EP_OK;
     for (int i = 0; i < 200; i++) {
-        *bad += ep_test_forward_run(&rig.peer, &f, rows, &e) != EP_OK ||
+        *bad += ep_test_forward_run(&rig.peer, &f, rows, &own) != EP_OK ||
                 memcmp(rows, wanted, sizeof(rows)) != 0;
     }
     return NULL;

@@ -12,6 +12,8 @@
 #include "support/checkpoint_fixture.h"
 #include "support/expect.h"
 
+static ep_error error; /* of the last call */
+
 static char dir[EP_FIXTURE_PATH_BYTES];
 
 static void remove_dir(void)
@@ -26,7 +28,6 @@ static const char *const names[] = {"int8-g32", "int4-g32", "mxfp4", "q4_k"};
 static ep_checkpoint *open_quantised(const char *name)
 {
     ep_checkpoint *checkpoint = NULL;
-    ep_error error;
     ASSERT_OK(ep_checkpoint_open(dir, &checkpoint, &error), error);
     ASSERT_OK(ep_checkpoint_quantize(checkpoint, ep_weight_quant_find(name), &error), error);
     return checkpoint;
@@ -41,7 +42,6 @@ static double error_of_outputs(const ep_checkpoint *checkpoint, uint32_t expert)
     ep_expert_data data[2] = {{.allocation = NULL}};
     double errors = 0, squares = 0;
     uint64_t state = 99;
-    ep_error error;
     ASSERT_OK(ep_checkpoint_read_expert_as_filed(checkpoint, 1, expert, &data[0], &error), error);
     ASSERT_OK(ep_checkpoint_read_expert(checkpoint, 1, expert, &data[1], &error), error);
     const uint32_t hidden = data[0].source.hidden;
@@ -78,7 +78,6 @@ static void expect_like_the_whole(uint32_t inner, bool is_all_of_it)
         ep_checkpoint *checkpoint = open_quantised(names[q]);
         ep_weight_judgement judgement = {0}, again = {0};
         ep_expert_data data = {.allocation = NULL};
-        ep_error error;
         ASSERT_OK(ep_weight_judge(checkpoint, 1, 3, &judgement, &error), error);
         ASSERT_OK(ep_weight_judge(checkpoint, 1, 3, &again, &error), error);
         cr_expect(judgement.weights == again.weights && judgement.outputs == again.outputs);
@@ -137,7 +136,6 @@ Test(weight_judge, rows_beyond_f32_are_no_figure)
         set_exponents(exponent);
         ep_checkpoint *checkpoint = open_quantised("mxfp4");
         ep_weight_judgement judgement = {.outputs = NAN};
-        ep_error error;
         ASSERT_OK(ep_weight_judge(checkpoint, 1, 3, &judgement, &error), error);
         cr_expect_not(isnan(judgement.outputs), "exponent %d", exponent);
         beyond += judgement.outputs == 0;
@@ -150,7 +148,6 @@ Test(weight_judge, an_expert_that_cannot_be_read_is_an_error)
 {
     ep_fixture_config config = ep_fixture_default();
     ep_weight_judgement judgement;
-    ep_error error;
     ep_fixture_new(&config, dir);
     ep_checkpoint *checkpoint = open_quantised("mxfp4");
     EXPECT_FAILS(ep_weight_judge(checkpoint, 1, 100, &judgement, &error), EP_ERR_INVALID_ARGUMENT,
