@@ -10,22 +10,6 @@
 #define CHUNK_BYTES_MIN 4096
 #define LINK_BYTES ARENA_ALIGN /* room for the pointer to the previous chunk */
 
-static bool add_chunk(ep_rpc_budget *budget, size_t bytes)
-{
-    size_t want = bytes + LINK_BYTES < CHUNK_BYTES_MIN ? CHUNK_BYTES_MIN : bytes + LINK_BYTES;
-    ep_buffer *chunk;
-    ep_err err = ep_buffer_acquire(budget->pool, want, &chunk);
-    if (err != EP_OK) {
-        budget->refused = err;
-        return false;
-    }
-    memcpy(chunk->data, &budget->newest, sizeof(budget->newest));
-    budget->newest = chunk;
-    budget->at = chunk->data + LINK_BYTES;
-    budget->room_bytes = chunk->capacity_bytes - LINK_BYTES;
-    return true;
-}
-
 static void *budget_alloc(void *arg, size_t bytes)
 {
     ep_rpc_budget *budget = arg;
@@ -34,8 +18,18 @@ static void *budget_alloc(void *arg, size_t bytes)
         return NULL;
     }
     size_t need = ep_align_up(bytes == 0 ? 1 : bytes, ARENA_ALIGN);
-    if (need > budget->room_bytes && !add_chunk(budget, need)) {
-        return NULL;
+    if (need > budget->room_bytes) {
+        size_t want = need + LINK_BYTES < CHUNK_BYTES_MIN ? CHUNK_BYTES_MIN : need + LINK_BYTES;
+        ep_buffer *chunk;
+        ep_err err = ep_buffer_acquire(budget->pool, want, &chunk);
+        if (err != EP_OK) {
+            budget->refused = err;
+            return NULL;
+        }
+        memcpy(chunk->data, &budget->newest, sizeof(budget->newest));
+        budget->newest = chunk;
+        budget->at = chunk->data + LINK_BYTES;
+        budget->room_bytes = chunk->capacity_bytes - LINK_BYTES;
     }
     void *at = budget->at;
     budget->at += need;

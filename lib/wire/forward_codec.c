@@ -65,15 +65,6 @@ static void pack_row(const ep_batch *batch, uint32_t row, uint32_t token, uint32
     ep_batch_send_row(batch, token, slot, expert, x, scales);
 }
 
-/* Whether rows are written past the caches: they travel unchanged, in a chunk so large that it
- * leaves the nearer caches before it is sent. */
-static bool is_streamed(const ep_batch *batch, size_t rows_bytes)
-{
-    bool as_is = ep_batch_sent_dtype(batch) == batch->x.dtype && batch->x.dtype != EP_DTYPE_I8 &&
-                 (batch->nan_policy == EP_NAN_PASS || batch->nan_policy == EP_NAN_REJECT);
-    return as_is && rows_bytes >= STREAM_BYTES_MIN;
-}
-
 static void pack_rows(const ep_batch *batch, const ep_routing_plan *plan,
                       const ep_plan_chunk *chunk, uint32_t slots_per_token,
                       const ep_forward_layout *layout, uint8_t *tensors)
@@ -89,8 +80,12 @@ static void pack_rows(const ep_batch *batch, const ep_routing_plan *plan,
         }
         return;
     }
+    /* Rows are written past the caches if they travel unchanged, in a chunk so large that it leaves
+     * the nearer caches before it is sent. */
     size_t row_bytes = batch->hidden * ep_dtype_bytes(batch->x.dtype);
-    if (is_streamed(batch, chunk->rows_count * row_bytes)) {
+    bool as_is = ep_batch_sent_dtype(batch) == batch->x.dtype && batch->x.dtype != EP_DTYPE_I8 &&
+                 (batch->nan_policy == EP_NAN_PASS || batch->nan_policy == EP_NAN_REJECT);
+    if (as_is && chunk->rows_count * row_bytes >= STREAM_BYTES_MIN) {
         const void *from = ep_rows_at(&batch->x, row_tokens[0]);
         for (uint32_t row = 0; row < chunk->rows_count; row++) {
             const void *next =
