@@ -123,16 +123,16 @@ static void deliver_message(ep_rpc_client_call *call, const ep_rpc_reply *reply,
 
 /* Delivers the last frame of a call: its message, the end of its stream, or the peer's error. */
 static void deliver_last(ep_rpc_client_call *call, const ep_frame *frame, ep_buffer *buffer,
-                         ep_rpc_budget *budget, ep_rpc_reply *reply, ep_error *io_damage)
+                         ep_rpc_budget *budget, ep_rpc_reply *reply, ep_error *io_error)
 {
-    if (io_damage->code == EP_OK && frame->status != 0) {
+    if (io_error->code == EP_OK && frame->status != 0) {
         ep_rpc_status_read(call->channel->common.pool, frame->status,
-                           buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes, io_damage);
-    } else if (io_damage->code == EP_OK && call->method->stream == EP_RPC_UNARY) {
-        read_message(call, frame, buffer, budget, reply, io_damage);
+                           buffer->data + EP_FRAME_FIXED_BYTES, frame->header_bytes, io_error);
+    } else if (io_error->code == EP_OK && call->method->stream == EP_RPC_UNARY) {
+        read_message(call, frame, buffer, budget, reply, io_error);
     }
     reply->end = true;
-    call->on_reply(call->arg, reply, io_damage->code != EP_OK ? io_damage : NULL);
+    call->on_reply(call->arg, reply, io_error->code != EP_OK ? io_error : NULL);
 }
 
 static void reply_arrived(ep_rpc_client_link *link, const ep_frame *frame, ep_buffer *taken_buffer)
@@ -141,14 +141,11 @@ static void reply_arrived(ep_rpc_client_link *link, const ep_frame *frame, ep_bu
     ep_rpc_client_call *call = NULL;
     ep_rpc_budget budget;
     ep_rpc_reply reply = {.draining = (frame->flags & EP_FRAME_FLAG_DRAINING) != 0};
-    ep_error damage = {.code = EP_OK};
-    ep_error error = {.code = EP_OK};
+    ep_error error = {.code = EP_OK}; /* of the payload, or why the call or the link ends */
     bool deliver = false;
     reply_fate fate = REPLY_BREAK;
-    if (ep_rpc_payload_check(frame, taken_buffer->data, link->link.payload_crc, &damage) ==
+    if (ep_rpc_payload_check(frame, taken_buffer->data, link->link.payload_crc, &error) !=
         EP_ERR_PROTOCOL) {
-        error = damage;
-    } else {
         pthread_mutex_lock(&channel->lock);
         fate = judge_locked(link, frame, &call, &deliver, &error);
         pthread_mutex_unlock(&channel->lock);
@@ -168,13 +165,13 @@ static void reply_arrived(ep_rpc_client_link *link, const ep_frame *frame, ep_bu
         }
         break;
     case REPLY_MESSAGE:
-        if (damage.code == EP_OK) {
-            read_message(call, frame, taken_buffer, &budget, &reply, &damage);
+        if (error.code == EP_OK) {
+            read_message(call, frame, taken_buffer, &budget, &reply, &error);
         }
-        deliver_message(call, &reply, damage.code != EP_OK ? &damage : NULL);
+        deliver_message(call, &reply, error.code != EP_OK ? &error : NULL);
         break;
     case REPLY_END:
-        deliver_last(call, frame, taken_buffer, &budget, &reply, &damage);
+        deliver_last(call, frame, taken_buffer, &budget, &reply, &error);
         break;
     }
     ep_rpc_budget_fini(&budget);
