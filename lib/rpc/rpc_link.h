@@ -52,7 +52,8 @@ struct ep_rpc_link {
     uint32_t refs;
     ep_rpc_link_phase phase;
     ep_timer timer;
-    bool timer_held; /* the timer, armed or running, owns a reference */
+    bool timer_held;        /* the timer, armed or running, owns a reference */
+    uint64_t last_until_ns; /* while closing: how long the last frame may take */
     bool close_asked;
     bool has_why;
     ep_error why;
