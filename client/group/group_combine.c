@@ -47,41 +47,34 @@ typedef struct combine_work {
 
 /* ---- workspace ---- */
 
-typedef struct workspace_parts {
-    size_t scratch;
-    size_t wide;
-    size_t restored;
-    size_t sum;
-    size_t residual;
-    size_t gamma;
-    size_t offsets;
-    size_t order;
-    size_t bytes;
-} workspace_parts;
-
-static workspace_parts parts_of(const group_view *view)
+/* The next part of the workspace. base NULL: only counts its bytes. */
+static void *part(uint8_t *base, size_t *inout_at, size_t bytes)
 {
-    size_t slots = ep_batch_slots_per_token(&view->batch, &view->shape);
-    size_t hidden = view->batch.hidden;
-    size_t element = ep_dtype_bytes(view->batch.wire_dtype);
-    bool quantise = view->call.comm_quant_mode == 2;
-    bool norm = view->call.operator== EP_GROUP_COMBINE_NORM;
-    size_t line = ep_align_up(4 * hidden, 64);
-    workspace_parts parts;
-    parts.scratch = ep_align_up(sizeof(void *) * view->batch.tokens * slots, 64);
-    parts.wide = parts.scratch + ep_align_up(4 * ep_combine_scratch_floats(view->batch.hidden), 64);
-    parts.restored = parts.wide + (quantise ? line : 0);
-    parts.sum = parts.restored + (quantise ? ep_align_up(slots * hidden * element, 64) : 0);
-    parts.residual = parts.sum + (norm ? line : 0);
-    parts.gamma = parts.residual + (norm ? line : 0);
-    parts.offsets = parts.gamma + (norm ? line : 0);
-    parts.order = parts.offsets;
-    parts.bytes = parts.offsets;
-    if (view->call.by_index != 0) {
-        parts.order += ep_align_up(4 * ((size_t)ep_group_buckets(&view->layout) + 1), 64);
-        parts.bytes = parts.order + ep_align_up(4 * view->batch.tokens * slots, 64);
-    }
-    return parts;
+    void *begin = base != NULL ? base + *inout_at : NULL;
+    *inout_at += ep_align_up(bytes, 64);
+    return begin;
+}
+
+/* Gives w its parts of the workspace and returns the size of all. base NULL: only that. */
+static size_t lay_out(const group_view *view, uint8_t *base, combine_work *w)
+{
+    const size_t slots = ep_batch_slots_per_token(&view->batch, &view->shape);
+    const size_t hidden = view->batch.hidden;
+    const size_t numbers = view->batch.tokens * slots;
+    const size_t quantised = view->call.comm_quant_mode == 2 ? hidden : 0;
+    const size_t normed = view->call.operator== EP_GROUP_COMBINE_NORM ? hidden : 0;
+    const bool by_index = view->call.by_index != 0;
+    size_t at = 0;
+    w->rows = part(base, &at, sizeof(*w->rows) * numbers);
+    w->scratch = part(base, &at, sizeof(float) * ep_combine_scratch_floats(view->batch.hidden));
+    w->wide = part(base, &at, sizeof(float) * quantised);
+    w->restored = part(base, &at, slots * quantised * ep_dtype_bytes(view->batch.wire_dtype));
+    w->sum = part(base, &at, sizeof(float) * normed);
+    w->residual = part(base, &at, sizeof(float) * normed);
+    w->gamma = part(base, &at, sizeof(float) * normed);
+    w->offsets = part(base, &at, by_index ? 4 * ((size_t)ep_group_buckets(&view->layout) + 1) : 0);
+    w->order = part(base, &at, by_index ? 4 * numbers : 0);
+    return at;
 }
 
 /* The formula of the workspace's size for this call, for an error. */
@@ -135,9 +128,11 @@ ep_err ep_moe_combine_prepare(ep_group *group, const ep_moe_combine_args *args,
         ep_group_stage_fini(&stage);
         return err;
     }
+    combine_work none;
     write_formula(&view, formula, sizeof(formula));
-    return ep_group_plan_create(group, &view, parts_of(&view).bytes, formula, sizeof(combine_work),
-                                &stage, out_workspace_bytes, out_plan, out_error);
+    return ep_group_plan_create(group, &view, lay_out(&view, NULL, &none), formula,
+                                sizeof(combine_work), &stage, out_workspace_bytes, out_plan,
+                                out_error);
 }
 
 /* ---- what the dispatch left ---- */
@@ -181,13 +176,17 @@ static ep_err read_counts(combine_work *w, const group_view *view, ep_error *out
                                out_error);
 }
 
-static void run_of(const combine_work *w, uint32_t expert, uint32_t member, uint32_t *out_begin,
-                   uint32_t *out_end)
+/* The rows [begin, end) of expand_x that a local expert made for a member. */
+typedef struct row_run {
+    uint32_t begin;
+    uint32_t end;
+} row_run;
+
+static row_run run_of(const combine_work *w, uint32_t expert, uint32_t member)
 {
     const int32_t *prefix = w->args->ep_send_counts.data;
     size_t i = (size_t)expert * w->view->layout.ranks + member;
-    *out_begin = i == 0 ? 0 : (uint32_t)prefix[i - 1];
-    *out_end = (uint32_t)prefix[i];
+    return (row_run){i == 0 ? 0 : (uint32_t)prefix[i - 1], (uint32_t)prefix[i]};
 }
 
 static ep_err open_assist(combine_work *w, group_view *view, ep_error *out_error)
@@ -226,16 +225,14 @@ static ep_err open_index(combine_work *w, group_view *view, ep_error *out_error)
     }
     uint32_t first = ep_group_first_bucket(&view->layout, w->op->own);
     for (uint32_t e = 0; e < view->local_experts && err == EP_OK; e++) {
-        uint32_t begin;
-        uint32_t end;
         uint32_t sent = w->offsets[first + e + 1] - w->offsets[first + e];
-        run_of(w, e, w->op->own, &begin, &end);
-        if (end - begin != sent) {
+        const row_run run = run_of(w, e, w->op->own);
+        if (run.end - run.begin != sent) {
             err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
                                "ep_send_counts has %" PRIu32
                                " rows of this rank for its local expert %" PRIu32
                                ", expert_ids have %" PRIu32 ": allowed those of one dispatch",
-                               end - begin, e, sent);
+                               run.end - run.begin, e, sent);
         }
     }
     return err;
@@ -245,10 +242,8 @@ static uint32_t rows_for(const combine_work *w, uint32_t member)
 {
     uint32_t rows = 0;
     for (uint32_t e = 0; e < w->view->local_experts; e++) {
-        uint32_t begin;
-        uint32_t end;
-        run_of(w, e, member, &begin, &end);
-        rows += end - begin;
+        const row_run run = run_of(w, e, member);
+        rows += run.end - run.begin;
     }
     return rows;
 }
@@ -365,11 +360,9 @@ static ep_err fill_frame(const combine_work *w, uint32_t member, ep_error *out_e
     uint32_t *slots = (uint32_t *)(void *)(body + parts.slots);
     uint32_t done = 0;
     for (uint32_t e = 0; e < w->view->local_experts; e++) {
-        uint32_t begin;
-        uint32_t end;
-        run_of(w, e, member, &begin, &end);
-        for (uint32_t row = begin; row < end; row++, done++) {
-            name_row(w, row, row - begin, e, &tokens[done], &slots[done]);
+        const row_run run = run_of(w, e, member);
+        for (uint32_t row = run.begin; row < run.end; row++, done++) {
+            name_row(w, row, row - run.begin, e, &tokens[done], &slots[done]);
             put_row(w, row, body + parts.rows + (size_t)done * w->wire_row_bytes);
         }
     }
@@ -445,10 +438,8 @@ static ep_err place_own(combine_work *w, ep_error *out_error)
         }
     }
     for (uint32_t e = 0; e < w->view->local_experts; e++) {
-        uint32_t begin;
-        uint32_t end;
-        run_of(w, e, w->op->own, &begin, &end);
-        for (uint32_t row = begin; row < end; row++, done++) {
+        const row_run run = run_of(w, e, w->op->own);
+        for (uint32_t row = run.begin; row < run.end; row++, done++) {
             const uint8_t *at = row_back(w, row);
             if (w->quantise) { /* quantised like sent rows, for the same bits on every rank */
                 put_row(w, row, w->own->data + (size_t)done * w->wire_row_bytes);
@@ -456,7 +447,7 @@ static ep_err place_own(combine_work *w, ep_error *out_error)
             }
             uint32_t token;
             uint32_t slot;
-            name_row(w, row, row - begin, e, &token, &slot);
+            name_row(w, row, row - run.begin, e, &token, &slot);
             ep_err err = place(w, w->op->own, token, slot, at, out_error);
             if (err != EP_OK) {
                 return err;
@@ -689,8 +680,6 @@ static void set_work(ep_group_plan *plan, const ep_moe_combine_args *args,
 {
     combine_work *w = plan->work;
     const group_view *view = &plan->view;
-    workspace_parts parts = parts_of(view);
-    uint8_t *base = workspace;
     bool quantise = view->call.comm_quant_mode == 2;
     size_t element = ep_dtype_bytes(view->batch.wire_dtype);
     *w = (combine_work){.host = *args,
@@ -706,16 +695,8 @@ static void set_work(ep_group_plan *plan, const ep_moe_combine_args *args,
                                                          view->batch.hidden, view->batch.wire_dtype)
                                                    : view->batch.hidden * element,
                         .expand = args->expand_x.data,
-                        .expand_stride = args->expand_x.stride_bytes[0],
-                        .rows = workspace,
-                        .scratch = (float *)(void *)(base + parts.scratch),
-                        .wide = (float *)(void *)(base + parts.wide),
-                        .restored = base + parts.restored,
-                        .sum = (float *)(void *)(base + parts.sum),
-                        .residual = (float *)(void *)(base + parts.residual),
-                        .gamma = (float *)(void *)(base + parts.gamma),
-                        .offsets = (uint32_t *)(void *)(base + parts.offsets),
-                        .order = (uint32_t *)(void *)(base + parts.order)};
+                        .expand_stride = args->expand_x.stride_bytes[0]};
+    lay_out(view, workspace, w);
     if (norm != NULL) {
         w->host_norm = *norm;
     }
