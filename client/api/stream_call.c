@@ -325,22 +325,15 @@ static ep_err add_tensors(ep_stage *stage, ep_moe_args *args, ep_tensor *out, ep
 
 static ep_err make_objects(ep_stream_call *s, ep_error *out_error)
 {
-    const uint32_t both = EP_ACL_EVENT_SYNC | EP_ACL_EVENT_PROGRESS;
+    ep_acl_event *const events[] = {&s->begun, &s->copied, &s->taken};
     ep_err err = EP_STAGE_CALL(&s->stage, out_error, aclrtCreateStream, &s->stream);
-    if (err == EP_OK) {
-        err = EP_STAGE_CALL(&s->stage, out_error, aclrtCreateEventExWithFlag, &s->begun,
-                            EP_ACL_EVENT_SYNC);
+    for (size_t i = 0; i < EP_ARRAY_COUNT(events) && err == EP_OK; i++) {
+        /* the host also asks how far the stream has come, but not whether a run has begun */
+        const uint32_t flags = EP_ACL_EVENT_SYNC | (i > 0 ? EP_ACL_EVENT_PROGRESS : 0);
+        err = EP_STAGE_CALL(&s->stage, out_error, aclrtCreateEventExWithFlag, events[i], flags);
     }
-    if (err == EP_OK) {
-        err = EP_STAGE_CALL(&s->stage, out_error, aclrtCreateEventExWithFlag, &s->copied, both);
-    }
-    if (err == EP_OK) {
-        err = EP_STAGE_CALL(&s->stage, out_error, aclrtCreateEventExWithFlag, &s->taken, both);
-    }
-    if (err == EP_OK) {
-        err = EP_STAGE_CALL(&s->stage, out_error, aclrtCreateNotify, &s->ended, 0);
-    }
-    return err;
+    return err == EP_OK ? EP_STAGE_CALL(&s->stage, out_error, aclrtCreateNotify, &s->ended, 0)
+                        : err;
 }
 
 static ep_err join_reports(ep_stream_call *s, ep_error *out_error)

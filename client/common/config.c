@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "common/config.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/cpu_features.h"
+#include "base/error.h"
 #include "base/struct_size.h"
 #include "moe/routing_table.h"
 #include "transport/transport.h"
@@ -24,15 +25,6 @@ void ep_client_config_init_sized(ep_client_config *out_config, size_t struct_byt
                                      .payload_crc = true,
                                      .hedge_permille = EP_HEDGE_BY_POLICY};
     ep_struct_init(out_config, struct_bytes, &config, sizeof(config));
-}
-
-static ep_err check_number(const char *name, uint64_t value, uint64_t min, uint64_t max,
-                           ep_error *out_error)
-{
-    if (value < min || value > max) {
-        return BAD("%s is %" PRIu64 ": allowed %" PRIu64 "..%" PRIu64, name, value, min, max);
-    }
-    return EP_OK;
 }
 
 /* Without a server name any certificate of the CA would pass for the service. */
@@ -90,20 +82,20 @@ static const char *told_lanes(void)
 
 ep_err ep_client_config_check(const ep_client_config *config, ep_error *out_error)
 {
-    ep_err err;
-    if ((err = check_urls(config, out_error)) != EP_OK ||
-        (err = check_number("deadline_us", config->deadline_us, 1, UINT32_MAX - 1, out_error)) !=
-            EP_OK ||
-        (err = check_number("buffer_bytes_max", config->buffer_bytes_max, 16 * MIB,
-                            (uint64_t)1 << 40, out_error)) != EP_OK ||
-        (err = check_number("calls_max", config->calls_max, 1, 65536, out_error)) != EP_OK ||
-        (err = check_number("chunk_bytes_max", config->chunk_bytes_max, 16 * KIB, 16 * MIB,
-                            out_error)) != EP_OK ||
-        (err = check_number("prefill_window_tokens", config->prefill_window_tokens, 0,
-                            EP_TOKENS_MAX, out_error)) != EP_OK ||
-        (config->hedge_permille != EP_HEDGE_BY_POLICY &&
-         (err = check_number("hedge_permille", config->hedge_permille, 0, EP_HEDGE_PERMILLE_MAX,
-                             out_error)) != EP_OK)) {
+    const ep_range numbers[] = {
+        {"deadline_us", config->deadline_us, 1, UINT32_MAX - 1},
+        {"buffer_bytes_max", config->buffer_bytes_max, 16 * MIB, (uint64_t)1 << 40},
+        {"calls_max", config->calls_max, 1, 65536},
+        {"chunk_bytes_max", config->chunk_bytes_max, 16 * KIB, 16 * MIB},
+        {"prefill_window_tokens", config->prefill_window_tokens, 0, EP_TOKENS_MAX},
+        {"hedge_permille",
+         config->hedge_permille == EP_HEDGE_BY_POLICY ? 0 : config->hedge_permille, 0,
+         EP_HEDGE_PERMILLE_MAX}};
+    ep_err err = check_urls(config, out_error);
+    if (err == EP_OK) {
+        err = ep_ranges_check(numbers, EP_ARRAY_COUNT(numbers), out_error);
+    }
+    if (err != EP_OK) {
         return err;
     }
     if (config->numerics != NULL &&

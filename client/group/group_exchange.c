@@ -381,17 +381,14 @@ ep_err ep_group_op_begin(group_op *op, ep_group *group, const ep_group_call *cal
                             "group %.40s was made before fork: it belongs to the parent",
                             group->name);
     }
-    op->group = group;
-    op->call = call;
-    op->own = (uint32_t)call->local_rank;
-    op->deadline_us = ep_group_deadline_us(group, deadline_us);
+    *op = (group_op){.group = group,
+                     .call = call,
+                     .own = (uint32_t)call->local_rank,
+                     .deadline_us = ep_group_deadline_us(group, deadline_us),
+                     .frames = op->frames,
+                     .told = op->told,
+                     .is_beginning = true};
     op->deadline_ns = ep_clock_after_us(op->deadline_us);
-    op->wait_began_ns = 0;
-    op->answered = false;
-    op->taken = false;
-    op->given_up = false;
-    op->is_beginning = true;
-    op->watch = NULL;
     ep_error error;
     pthread_mutex_lock(&group->lock);
     ep_err err = enter(op, members, &error);

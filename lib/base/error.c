@@ -3,6 +3,7 @@
 #include "base/error.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,6 +114,19 @@ ep_err ep_error_prefix(ep_error *error, ep_err code, const char *format, ...)
     size_t used = strlen(error->text);
     snprintf(error->text + used, sizeof(error->text) - used, ": %s", cause);
     return error->code;
+}
+
+ep_err ep_ranges_check(const ep_range *ranges, size_t count, ep_error *out_error)
+{
+    for (size_t i = 0; i < count; i++) {
+        const ep_range *r = &ranges[i];
+        if (r->value < r->min || r->value > r->max) {
+            return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
+                                "%s is %" PRIu64 ": allowed %" PRIu64 "..%" PRIu64, r->name,
+                                r->value, r->min, r->max);
+        }
+    }
+    return EP_OK;
 }
 
 const char *ep_errno_text(int number, char out[EP_ERRNO_TEXT_BYTES])

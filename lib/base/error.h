@@ -17,6 +17,16 @@ ep_err ep_error_set(ep_error *error, ep_err code, const char *format, ...)
 ep_err ep_error_prefix(ep_error *error, ep_err code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* A number and what is allowed for it. */
+typedef struct ep_range {
+    const char *name;
+    uint64_t value;
+    uint64_t min;
+    uint64_t max;
+} ep_range;
+/* Checks one after the other. Errors: INVALID_ARGUMENT with name, value and allowed range. */
+ep_err ep_ranges_check(const ep_range *ranges, size_t count, ep_error *out_error);
+
 /*
  * strerror with advice: for denied access which user was denied ("Permission denied (this process
  * is user 998)"), for a full disk what to do. Returns out.

@@ -48,10 +48,7 @@ static ep_err take_config(const ep_permute_config *given, ep_permute_config *con
     const bool pads = config->drop == EP_PERMUTE_DROP_PAD;
     const uint32_t capacity = pads ? config->capacity : 1; /* otherwise not used, like row_begin */
     const uint32_t end = expert_end(config);
-    const struct {
-        const char *name;
-        uint64_t value, min, max;
-    } fields[] = {
+    const ep_range fields[] = {
         {"tokens", config->tokens, 0, EP_TOKENS_MAX},
         {"top_k", config->top_k, 1, EP_TOP_K_MAX},
         {"hidden", config->hidden, 1, EP_HIDDEN_MAX},
@@ -63,11 +60,9 @@ static ep_err take_config(const ep_permute_config *given, ep_permute_config *con
         {"drop", config->drop, EP_PERMUTE_DROPLESS, EP_PERMUTE_DROP_PAD},
         {"row_begin", pads ? 0 : config->row_begin, 0, row_end(config)},
         {"counts", config->counts, 0, EP_PERMUTE_CUMULATIVE}};
-    for (size_t i = 0; i < EP_ARRAY_COUNT(fields); i++) {
-        if (fields[i].value < fields[i].min || fields[i].value > fields[i].max) {
-            return BAD("%s is %" PRIu64 ": allowed %" PRIu64 "..%" PRIu64, fields[i].name,
-                       fields[i].value, fields[i].min, fields[i].max);
-        }
+    err = ep_ranges_check(fields, EP_ARRAY_COUNT(fields), out_error);
+    if (err != EP_OK) {
+        return err;
     }
     if (config->dtype != EP_DTYPE_I8 && !ep_dtype_is_float(config->dtype)) {
         return BAD("dtype is %s (%d): allowed bf16, f16, f32, i8", ep_dtype_name(config->dtype),

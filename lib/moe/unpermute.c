@@ -29,20 +29,15 @@ size_t ep_unpermute_workspace_bytes(const ep_unpermute_args *args)
 
 static ep_err check_fields(const ep_unpermute_args *a, ep_error *out_error)
 {
-    const struct {
-        const char *name;
-        uint64_t value, min, max;
-    } fields[] = {{"tokens", a->tokens, 0, EP_TOKENS_MAX},
-                  {"top_k", a->top_k, 1, EP_TOP_K_MAX},
-                  {"hidden", a->hidden, 1, EP_HIDDEN_MAX},
-                  {"rows_count", a->rows_count, 0, INT32_MAX},
-                  {"order", a->order, EP_PERMUTE_BY_TOKEN, EP_PERMUTE_BY_CHOICE},
-                  {"experts", a->bias != NULL ? a->experts : 1, 1, EP_EXPERTS_MAX}};
-    for (size_t i = 0; i < EP_ARRAY_COUNT(fields); i++) {
-        if (fields[i].value < fields[i].min || fields[i].value > fields[i].max) {
-            return BAD("%s is %" PRIu64 ": allowed %" PRIu64 "..%" PRIu64, fields[i].name,
-                       fields[i].value, fields[i].min, fields[i].max);
-        }
+    const ep_range fields[] = {{"tokens", a->tokens, 0, EP_TOKENS_MAX},
+                               {"top_k", a->top_k, 1, EP_TOP_K_MAX},
+                               {"hidden", a->hidden, 1, EP_HIDDEN_MAX},
+                               {"rows_count", a->rows_count, 0, INT32_MAX},
+                               {"order", a->order, EP_PERMUTE_BY_TOKEN, EP_PERMUTE_BY_CHOICE},
+                               {"experts", a->bias != NULL ? a->experts : 1, 1, EP_EXPERTS_MAX}};
+    const ep_err err = ep_ranges_check(fields, EP_ARRAY_COUNT(fields), out_error);
+    if (err != EP_OK) {
+        return err;
     }
     if (a->dtype != EP_DTYPE_I8 && !ep_dtype_is_float(a->dtype)) {
         return BAD("dtype is %s (%d): allowed bf16, f16, f32, i8", ep_dtype_name(a->dtype),
