@@ -389,13 +389,10 @@ static int check_batch(const char *program, const forward_options *options,
 static ep_err make_random(const ep_cli_connect *connect, const ep_moe_args *args, uint32_t tokens,
                           uint64_t seed, ep_cli_batch *out_batch, ep_error *out_error)
 {
-    ep_cli_control *control = NULL;
     ep_routing_table *table = NULL;
     ep_cli_bench_batch random = {0};
     uint32_t model = 0;
-    ep_err err = ep_cli_control_open(connect, &control, out_error);
-    err = err != EP_OK ? err : ep_cli_placement_read(control, connect, &table, out_error);
-    ep_cli_control_close(control);
+    ep_err err = ep_cli_placement_read(NULL, connect, &table, out_error);
     if (err != EP_OK) {
         return err;
     }

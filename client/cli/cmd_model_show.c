@@ -163,13 +163,10 @@ static ep_err list_table(listing *list, const ep_routing_table *table, ep_error 
 
 static ep_err list_service(listing *list, ep_error *out_error)
 {
-    ep_cli_control *control = NULL;
     ep_routing_table *table = NULL;
-    ep_err err = ep_cli_control_open(&ep_cli_peer, &control, out_error);
-    err = err != EP_OK ? err : ep_cli_placement_read(control, &ep_cli_peer, &table, out_error);
+    ep_err err = ep_cli_placement_read(NULL, &ep_cli_peer, &table, out_error);
     err = err != EP_OK ? err : list_table(list, table, out_error);
     ep_routing_table_unref(table);
-    ep_cli_control_close(control);
     return err;
 }
 

@@ -140,17 +140,14 @@ static ep_err check_filter(const ep_routing_table *table, ep_error *out_error)
 
 static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
-    ep_cli_control *control = NULL;
     ep_routing_table *table = NULL;
-    ep_err err = ep_cli_control_open(&ep_cli_peer, &control, out_error);
-    err = err != EP_OK ? err : ep_cli_placement_read(control, &ep_cli_peer, &table, out_error);
+    ep_err err = ep_cli_placement_read(NULL, &ep_cli_peer, &table, out_error);
     err = err != EP_OK ? err : check_filter(table, out_error);
     if (err == EP_OK) {
         call->failed =
             !(ep_cli_output_format == EP_CLI_JSON ? print_json(table) : print_table(table));
     }
     ep_routing_table_unref(table);
-    ep_cli_control_close(control);
     return err;
 }
 

@@ -144,12 +144,9 @@ static ep_err find_machine(tune_options *options, ep_error *out_error)
     const ep_plan_measured many = {
         options->sizes[last].tokens, (in_decode ? b->decode_us : b->prefill_us) / 1e6,
         (in_decode ? b->decode_compute_us : b->prefill_compute_us) / 1e6};
-    ep_cli_control *control = NULL;
     ep_routing_table *table = NULL;
     uint32_t model;
-    ep_err err = ep_cli_control_open(&ep_cli_peer, &control, out_error);
-    err = err != EP_OK ? err : ep_cli_placement_read(control, &ep_cli_peer, &table, out_error);
-    ep_cli_control_close(control);
+    ep_err err = ep_cli_placement_read(NULL, &ep_cli_peer, &table, out_error);
     if (err != EP_OK) {
         return err;
     }

@@ -104,10 +104,16 @@ static ep_err read_from_nodes(ep_cli_control *control, const ep_cli_connect *con
 ep_err ep_cli_placement_read(ep_cli_control *control, const ep_cli_connect *connect,
                              ep_routing_table **out_table, ep_error *out_error)
 {
-    if (connect->coordinator_url != NULL) {
-        return read_from_coordinator(control, connect->coordinator_url, out_table, out_error);
+    ep_cli_control *own = NULL;
+    ep_err err = control == NULL ? ep_cli_control_open(connect, &own, out_error) : EP_OK;
+    control = control == NULL ? own : control;
+    if (err == EP_OK) {
+        err = connect->coordinator_url != NULL
+                  ? read_from_coordinator(control, connect->coordinator_url, out_table, out_error)
+                  : read_from_nodes(control, connect, out_table, out_error);
     }
-    return read_from_nodes(control, connect, out_table, out_error);
+    ep_cli_control_close(own);
+    return err;
 }
 
 /* "demo version v1 layers 0..3, ..." */

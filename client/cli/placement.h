@@ -7,8 +7,8 @@
 #include "control.h"
 #include "moe/routing_table.h"
 
-/* Free *out_table with ep_routing_table_unref. Errors: UNAVAILABLE, DEADLINE_EXCEEDED (no table
- * within the timeout), those of bad tables. */
+/* control NULL: one of its own. Free *out_table with ep_routing_table_unref. Errors: UNAVAILABLE,
+ * DEADLINE_EXCEEDED (no table within the timeout), those of bad tables. */
 ep_err ep_cli_placement_read(ep_cli_control *control, const ep_cli_connect *connect,
                              ep_routing_table **out_table, ep_error *out_error);
 
