@@ -9,9 +9,6 @@
 extern const ep_cli_command ep_cli_frame_encode_command;
 extern const ep_cli_command ep_cli_frame_decode_command;
 
-/* Headers and budgets of files on disk: the largest a frame may have. */
-#define EP_CLI_FRAME_UNPACK_BYTES_MAX ((size_t)256 << 20)
-
 /* The method of "expertd.v1.Health/Check"; another text ends the program. */
 const ep_rpc_method *ep_cli_frame_method(struct argp_state *state, const char *text);
 

@@ -14,6 +14,8 @@
 #include "rpc/rpc_frame_io.h"
 
 #define FIRST_BYTES ((size_t)1 << 20)
+/* Headers and budgets of files on disk: the largest a frame may have. */
+#define UNPACK_BYTES_MAX ((size_t)256 << 20)
 #define SERVICE_BYTES 128
 
 typedef struct decode_options {
@@ -250,7 +252,7 @@ static ep_err print_frame(const decode_options *options, const frame_file *file,
     if (ep_buffer_pool_create(0, 0, &pool) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory");
     }
-    ep_rpc_budget_init(&budget, pool, EP_CLI_FRAME_UNPACK_BYTES_MAX);
+    ep_rpc_budget_init(&budget, pool, UNPACK_BYTES_MAX);
     json_t *json = json_object();
     json_object_set_new(json, "frame", fixed_to_json(file, method));
     ep_err err = add_payload(file, method, &budget, json, out_status, out_error);

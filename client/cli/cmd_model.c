@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expertctl model: default versions, a model's layers, and the known model types. */
-#include "cmd_model_show.h"
 #include "command_table.h"
 #include "control.h"
 #include "model/model_types.h"

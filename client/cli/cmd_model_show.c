@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cmd_model_show.h"
+#include "command_table.h"
 #include "model/model.h"
 #include "placement.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expertctl trace, whose verbs are in other files. */
-#include "cmd_trace.h"
+#include "command_table.h"
 
 static const ep_cli_command *const verbs[] = {
     &ep_cli_trace_record_command, &ep_cli_trace_snapshot_command, &ep_cli_trace_report_command,

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cmd_trace.h"
+#include "command_table.h"
 #include "origin.h"
 #include "trace/trace_load.h"
 #include "trace/trace_session.h"

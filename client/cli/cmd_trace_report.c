@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cmd_trace.h"
+#include "command_table.h"
 #include "origin.h"
 #include "trace/trace_export.h"
 #include "trace/trace_load.h"
