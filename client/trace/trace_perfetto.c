@@ -12,7 +12,6 @@
 #include "trace/trace_export.h"
 #include "trace/trace_report.h"
 
-#define PACKET_TAG 0x0a /* field 1, length-delimited */
 #define PACKET_BYTES 2048
 #define NOTES_MAX 10
 #define SEQUENCE 1
@@ -39,25 +38,19 @@ static uint64_t lane_uuid(const writer *w, uint32_t lane)
 
 static bool write_packet(writer *w, EpPerfetto__TracePacket *packet)
 {
+    EpPerfetto__Trace part = EP_PERFETTO__TRACE__INIT;
     uint8_t small[PACKET_BYTES];
-    uint8_t head[1 + 5] = {PACKET_TAG};
-    size_t head_bytes = 1;
+    part.n_packet = 1;
+    part.packet = &packet;
     packet->has_trusted_packet_sequence_id = 1;
     packet->trusted_packet_sequence_id = SEQUENCE;
-    size_t bytes = ep_perfetto__trace_packet__get_packed_size(packet);
+    size_t bytes = ep_perfetto__trace__get_packed_size(&part);
     uint8_t *body = bytes <= sizeof(small) ? small : malloc(bytes);
     if (body == NULL) {
         return false;
     }
-    ep_perfetto__trace_packet__pack(packet, body);
-    for (size_t rest = bytes; head_bytes == 1 || rest > 0; rest >>= 7) {
-        head[head_bytes++] = (uint8_t)((rest & 0x7f) | (rest > 0x7f ? 0x80 : 0));
-        if (rest <= 0x7f) {
-            break;
-        }
-    }
-    bool good = fwrite(head, 1, head_bytes, w->out) == head_bytes &&
-                fwrite(body, 1, bytes, w->out) == bytes;
+    ep_perfetto__trace__pack(&part, body);
+    bool good = fwrite(body, 1, bytes, w->out) == bytes;
     if (body != small) {
         free(body);
     }
