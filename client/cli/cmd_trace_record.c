@@ -160,7 +160,6 @@ static ep_err run_record(ep_cli_call *call, ep_error *out_error)
     ep_cli_session session;
     ep_error end_error;
     int command_code = 0;
-    bool interrupted = false;
     ep_err err = make_dir(out_error);
     if (err != EP_OK) {
         return err;
@@ -173,7 +172,7 @@ static ep_err run_record(ep_cli_call *call, ep_error *out_error)
         return err;
     }
     err = ep_cli_session_wait(wanted.command, (double)wanted.duration_us / 1e6, &command_code,
-                              &interrupted, out_error);
+                              out_error);
     int providers = ep_cli_session_providers();
     ep_err ended = ep_cli_session_end(&session, &end_error);
     if (err == EP_OK && ended != EP_OK) {

@@ -1,60 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "doctor_config.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include "child.h"
 #include "model/model.h"
 
 #define OUTPUT_BYTES (256u << 10)
 #define PATH_BYTES 4097
 
-/* Runs a program and keeps its output; returns its exit code, or -1. */
-static int run(const char *program, const char *file, const char *flag, char *out_text,
-               size_t bytes)
+/* Runs a daemon with a flag and keeps its output; returns as ep_cli_child_run. */
+static int run(const char *program, const char *file, const char *flag, char *out_text)
 {
     char config[PATH_BYTES + 16];
-    int ends[2];
-    pid_t pid = 0;
-    int status = 0;
-    size_t used = 0;
-    posix_spawn_file_actions_t actions;
     snprintf(config, sizeof(config), "--config=%s", file);
     char *argv[] = {(char *)(uintptr_t)program, config, (char *)(uintptr_t)flag, NULL};
-    out_text[0] = '\0';
-    if (pipe2(ends, O_CLOEXEC) != 0) {
-        return -1;
-    }
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
-    int failed = posix_spawnp(&pid, program, &actions, NULL, argv, environ);
-    posix_spawn_file_actions_destroy(&actions);
-    close(ends[1]);
-    while (failed == 0) {
-        char rest[4096];
-        bool is_full = used + 1 >= bytes;
-        ssize_t got = is_full ? read(ends[0], rest, sizeof(rest))
-                              : read(ends[0], out_text + used, bytes - 1 - used);
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got <= 0) {
-            break;
-        }
-        used += is_full ? 0 : (size_t)got;
-    }
-    close(ends[0]);
-    out_text[used] = '\0';
-    while (failed == 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-    }
-    return failed == 0 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return ep_cli_child_run(argv, false, out_text, OUTPUT_BYTES);
 }
 
 static void choose_program(const char *file, const char *program, char *out_path, size_t bytes)
@@ -243,8 +207,8 @@ bool ep_doctor_check_config(const char *file, const char *program, ep_doctor_fin
         return false;
     }
     choose_program(file, program, path, sizeof(path));
-    int code = run(path, file, "--check-config", text, OUTPUT_BYTES);
-    if (code < 0 || code == 127) {
+    int code = run(path, file, "--check-config", text);
+    if (code < 0 || code >= 127) { /* also: a signal ended it */
         ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "config", "name the daemon with --program",
                       "%s cannot be checked: %s cannot be run", file, path);
     } else if (code == 0) {
@@ -254,7 +218,7 @@ bool ep_doctor_check_config(const char *file, const char *program, ep_doctor_fin
         ep_doctor_add(io_findings, EP_DOCTOR_ERROR, "config",
                       "correct the file; man expertd.yaml explains each key", "%s", text);
     }
-    if (code == 0 && run(path, file, "--print-config", text, OUTPUT_BYTES) == 0) {
+    if (code == 0 && run(path, file, "--print-config", text) == 0) {
         const char *at = text;
         names_ascend = ep_doctor_names_ascend(text);
         bool is_filled = false;

@@ -10,7 +10,6 @@
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +19,8 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "cli/child.h"
 
 #define LTTNG "lttng"
 #define SESSIOND "lttng-sessiond"
@@ -34,76 +35,16 @@
 #define REGISTER_TIMEOUT_MS "10000"
 #define TRACE_LIBRARY "libexpertd-trace.so"
 
-/* ---- children ---- */
+/* ---- lttng ---- */
 
-/* Starts a child with a shell's signal settings; own_group keeps a terminal's ^C from it. */
-static int spawn(pid_t *out_pid, char *const *argv, bool own_group, int output_fd,
-                 char **environment)
-{
-    posix_spawnattr_t attributes;
-    posix_spawn_file_actions_t actions;
-    sigset_t none;
-    sigset_t defaults;
-    short flags = POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF;
-    sigemptyset(&none);
-    sigemptyset(&defaults);
-    sigaddset(&defaults, SIGPIPE);
-    posix_spawnattr_init(&attributes);
-    posix_spawn_file_actions_init(&actions);
-    posix_spawnattr_setsigmask(&attributes, &none);
-    posix_spawnattr_setsigdefault(&attributes, &defaults);
-    if (own_group) {
-        posix_spawnattr_setpgroup(&attributes, 0);
-        flags |= POSIX_SPAWN_SETPGROUP;
-    }
-    posix_spawnattr_setflags(&attributes, flags);
-    if (output_fd >= 0) {
-        posix_spawn_file_actions_adddup2(&actions, output_fd, STDOUT_FILENO);
-        posix_spawn_file_actions_adddup2(&actions, output_fd, STDERR_FILENO);
-        posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    }
-    int failed = posix_spawnp(out_pid, argv[0], &actions, &attributes, argv, environment);
-    posix_spawn_file_actions_destroy(&actions);
-    posix_spawnattr_destroy(&attributes);
-    return failed;
-}
-
-static int wait_for(pid_t pid)
-{
-    int status = 0;
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-    }
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-/* Runs lttng; its output goes to text, cut to bytes. Returns the exit code, or -errno if it could
- * not be started. */
+/* Runs lttng; its output goes to text, cut to bytes. Returns as ep_cli_child_run. */
 static int run_lttng(char *text, size_t bytes, const char *const *args)
 {
     char *argv[ARGS_MAX + 3] = {LTTNG, "--no-sessiond"};
-    int ends[2];
-    pid_t pid = 0;
-    size_t used = 0;
     for (size_t i = 0; args[i] != NULL && i < ARGS_MAX; i++) {
         argv[i + 2] = (char *)args[i];
     }
-    text[0] = '\0';
-    if (pipe2(ends, O_CLOEXEC) != 0) {
-        return -errno;
-    }
-    int failed = spawn(&pid, argv, true, ends[1], environ);
-    close(ends[1]);
-    char piece[1024];
-    for (ssize_t got; failed == 0 && ((got = read(ends[0], piece, sizeof(piece))) > 0 ||
-                                      (got < 0 && errno == EINTR));) {
-        size_t room = bytes - 1 - used;
-        size_t take = got > 0 ? ((size_t)got < room ? (size_t)got : room) : 0;
-        memcpy(text + used, piece, take);
-        used += take;
-    }
-    close(ends[0]);
-    text[used] = '\0';
-    return failed != 0 ? -failed : wait_for(pid);
+    return ep_cli_child_run(argv, true, text, bytes);
 }
 
 static ep_err lttng_error(const char *what, int code, const char *text, ep_error *out_error)
@@ -172,7 +113,7 @@ static ep_err start_daemon(ep_cli_session *session, ep_error *out_error)
     sigaddset(&set, SIGCHLD);
     sigprocmask(SIG_BLOCK, &set, &old);
     int quiet = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    int failed = spawn(&session->daemon, argv, true, quiet, environ);
+    int failed = ep_cli_child_start(&session->daemon, argv, true, quiet);
     close(quiet);
     struct timespec limit = {.tv_sec = DAEMON_READY_S};
     int got = failed == 0 ? sigtimedwait(&set, &info, &limit) : -1;
@@ -183,7 +124,7 @@ static ep_err start_daemon(ep_cli_session *session, ep_error *out_error)
     if (got != SIGUSR1) {
         if (failed == 0 && got != SIGCHLD) {
             kill(session->daemon, SIGTERM);
-            wait_for(session->daemon);
+            ep_cli_child_wait(session->daemon);
         }
         session->daemon = 0;
         return ep_error_set(out_error, EP_ERR_UNAVAILABLE,
@@ -247,7 +188,7 @@ static void end_daemon(ep_cli_session *session)
     int fd = (int)syscall(SYS_pidfd_open, pid, 0);
     kill(pid, SIGTERM);
     if (pid == session->daemon) {
-        wait_for(pid);
+        ep_cli_child_wait(pid);
     } else if (fd >= 0) { /* not our child: its locks must be free before the next one starts */
         poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, DAEMON_READY_S * 1000);
     }
@@ -440,25 +381,23 @@ static struct timespec span_of(double seconds)
                              .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
 }
 
-ep_err ep_cli_session_wait(char *const *command, double seconds, int *out_code,
-                           bool *out_interrupted, ep_error *out_error)
+ep_err ep_cli_session_wait(char *const *command, double seconds, int *out_code, ep_error *out_error)
 {
     sigset_t set;
     pid_t pid = 0;
     held_signals(&set);
     sigaddset(&set, SIGCHLD);
     *out_code = 0;
-    *out_interrupted = false;
     sigprocmask(SIG_BLOCK, &set, NULL);
     if (command == NULL) {
         struct timespec limit = span_of(seconds);
-        *out_interrupted = sigtimedwait(&set, NULL, &limit) > 0;
+        sigtimedwait(&set, NULL, &limit);
         return EP_OK;
     }
     /* The command may be short-lived: make it wait until the session daemon told it what to
      * record. */
     setenv("LTTNG_UST_REGISTER_TIMEOUT", REGISTER_TIMEOUT_MS, 1);
-    int failed = spawn(&pid, command, false, -1, environ);
+    int failed = ep_cli_child_start(&pid, command, false, -1);
     unsetenv("LTTNG_UST_REGISTER_TIMEOUT");
     if (failed != 0) {
         return ep_error_set(out_error, EP_ERR_NOT_FOUND, "cannot run %s: %s", command[0],
@@ -467,12 +406,11 @@ ep_err ep_cli_session_wait(char *const *command, double seconds, int *out_code,
     for (;;) {
         int status = 0;
         if (waitpid(pid, &status, WNOHANG) == pid) {
-            *out_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+            *out_code = ep_cli_child_code(status);
             return EP_OK;
         }
         int number = sigwaitinfo(&set, NULL);
         if (number > 0 && number != SIGCHLD) {
-            *out_interrupted = true;
             kill(pid, number);
         }
     }

@@ -54,6 +54,6 @@ void ep_cli_session_hold_signals(void);
 /* Runs command (argv form) if not NULL, else waits so many seconds. A blocked signal ends the wait
  * early; a command gets the signal too. *out_code: the command's exit code, or 0. */
 ep_err ep_cli_session_wait(char *const *command, double seconds, int *out_code,
-                           bool *out_interrupted, ep_error *out_error);
+                           ep_error *out_error);
 
 #endif
