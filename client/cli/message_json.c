@@ -166,65 +166,57 @@ static ep_err put_text(const place *at, const json_t *value, void *member)
     return EP_OK;
 }
 
+/* What a type of a field is, and the bytes of a value. */
+typedef struct form {
+    enum { NO_FORM, SIGNED, UNSIGNED, REAL, FLAG, TEXT, OBJECT } kind;
+    size_t bytes;
+} form;
+
+static const form forms[] = {
+    [PROTOBUF_C_TYPE_INT32] = {SIGNED, 4},
+    [PROTOBUF_C_TYPE_SINT32] = {SIGNED, 4},
+    [PROTOBUF_C_TYPE_SFIXED32] = {SIGNED, 4},
+    [PROTOBUF_C_TYPE_INT64] = {SIGNED, 8},
+    [PROTOBUF_C_TYPE_SINT64] = {SIGNED, 8},
+    [PROTOBUF_C_TYPE_SFIXED64] = {SIGNED, 8},
+    [PROTOBUF_C_TYPE_UINT32] = {UNSIGNED, 4},
+    [PROTOBUF_C_TYPE_FIXED32] = {UNSIGNED, 4},
+    [PROTOBUF_C_TYPE_UINT64] = {UNSIGNED, 8},
+    [PROTOBUF_C_TYPE_FIXED64] = {UNSIGNED, 8},
+    [PROTOBUF_C_TYPE_FLOAT] = {REAL, 4},
+    [PROTOBUF_C_TYPE_DOUBLE] = {REAL, 8},
+    [PROTOBUF_C_TYPE_BOOL] = {FLAG, sizeof(protobuf_c_boolean)},
+    [PROTOBUF_C_TYPE_ENUM] = {NO_FORM, 4},
+    [PROTOBUF_C_TYPE_STRING] = {TEXT, sizeof(char *)},
+    [PROTOBUF_C_TYPE_BYTES] = {NO_FORM, sizeof(ProtobufCBinaryData)},
+    [PROTOBUF_C_TYPE_MESSAGE] = {OBJECT, sizeof(ProtobufCMessage *)},
+};
+
 static ep_err put_value(const ProtobufCFieldDescriptor *field, const json_t *value, place *at,
                         void *member)
 {
-    switch (field->type) {
-    case PROTOBUF_C_TYPE_INT32:
-    case PROTOBUF_C_TYPE_SINT32:
-    case PROTOBUF_C_TYPE_SFIXED32:
-        return put_signed(at, value, false, member);
-    case PROTOBUF_C_TYPE_INT64:
-    case PROTOBUF_C_TYPE_SINT64:
-    case PROTOBUF_C_TYPE_SFIXED64:
-        return put_signed(at, value, true, member);
-    case PROTOBUF_C_TYPE_UINT32:
-    case PROTOBUF_C_TYPE_FIXED32:
-        return put_unsigned(at, value, false, member);
-    case PROTOBUF_C_TYPE_UINT64:
-    case PROTOBUF_C_TYPE_FIXED64:
-        return put_unsigned(at, value, true, member);
-    case PROTOBUF_C_TYPE_FLOAT:
-        return put_real(at, value, false, member);
-    case PROTOBUF_C_TYPE_DOUBLE:
-        return put_real(at, value, true, member);
-    case PROTOBUF_C_TYPE_BOOL:
+    const bool wide = forms[field->type].bytes == 8;
+    switch (forms[field->type].kind) {
+    case SIGNED:
+        return put_signed(at, value, wide, member);
+    case UNSIGNED:
+        return put_unsigned(at, value, wide, member);
+    case REAL:
+        return put_real(at, value, wide, member);
+    case FLAG:
         if (!json_is_boolean(value)) {
             return refuse(at, value, "true or false");
         }
         *(protobuf_c_boolean *)member = json_is_true(value);
         return EP_OK;
-    case PROTOBUF_C_TYPE_STRING:
+    case TEXT:
         return put_text(at, value, member);
-    case PROTOBUF_C_TYPE_MESSAGE:
+    case OBJECT:
         return from_object(field->descriptor, value, at, member);
-    case PROTOBUF_C_TYPE_ENUM:
-    case PROTOBUF_C_TYPE_BYTES:
+    case NO_FORM:
     default:
         return ep_error_set(at->error, EP_ERR_UNIMPLEMENTED,
                             "key %s is of a type that has no JSON form here", at->path);
-    }
-}
-
-static size_t value_bytes(ProtobufCType type)
-{
-    switch (type) {
-    case PROTOBUF_C_TYPE_INT64:
-    case PROTOBUF_C_TYPE_SINT64:
-    case PROTOBUF_C_TYPE_SFIXED64:
-    case PROTOBUF_C_TYPE_UINT64:
-    case PROTOBUF_C_TYPE_FIXED64:
-    case PROTOBUF_C_TYPE_DOUBLE:
-        return 8;
-    case PROTOBUF_C_TYPE_BOOL:
-        return sizeof(protobuf_c_boolean);
-    case PROTOBUF_C_TYPE_STRING:
-    case PROTOBUF_C_TYPE_MESSAGE:
-        return sizeof(void *);
-    case PROTOBUF_C_TYPE_BYTES:
-        return sizeof(ProtobufCBinaryData);
-    default:
-        return 4;
     }
 }
 
@@ -232,7 +224,7 @@ static ep_err put_items(const ProtobufCFieldDescriptor *field, const json_t *val
                         uint8_t *message)
 {
     size_t *count = (size_t *)(void *)(message + field->quantifier_offset);
-    size_t bytes = value_bytes(field->type);
+    size_t bytes = forms[field->type].bytes;
     if (!json_is_array(value)) {
         return refuse(at, value, "a list");
     }
@@ -349,33 +341,21 @@ static json_t *unsigned_to_json(uint64_t number)
 
 static json_t *value_to_json(ProtobufCType type, const void *member)
 {
-    switch (type) {
-    case PROTOBUF_C_TYPE_INT32:
-    case PROTOBUF_C_TYPE_SINT32:
-    case PROTOBUF_C_TYPE_SFIXED32:
-        return json_integer(*(const int32_t *)member);
-    case PROTOBUF_C_TYPE_INT64:
-    case PROTOBUF_C_TYPE_SINT64:
-    case PROTOBUF_C_TYPE_SFIXED64:
-        return json_integer(*(const int64_t *)member);
-    case PROTOBUF_C_TYPE_UINT32:
-    case PROTOBUF_C_TYPE_FIXED32:
-        return json_integer(*(const uint32_t *)member);
-    case PROTOBUF_C_TYPE_UINT64:
-    case PROTOBUF_C_TYPE_FIXED64:
-        return unsigned_to_json(*(const uint64_t *)member);
-    case PROTOBUF_C_TYPE_FLOAT:
-        return real_to_json((double)*(const float *)member);
-    case PROTOBUF_C_TYPE_DOUBLE:
-        return real_to_json(*(const double *)member);
-    case PROTOBUF_C_TYPE_BOOL:
+    const bool wide = forms[type].bytes == 8;
+    switch (forms[type].kind) {
+    case SIGNED:
+        return json_integer(wide ? *(const int64_t *)member : *(const int32_t *)member);
+    case UNSIGNED:
+        return unsigned_to_json(wide ? *(const uint64_t *)member : *(const uint32_t *)member);
+    case REAL:
+        return real_to_json(wide ? *(const double *)member : (double)*(const float *)member);
+    case FLAG:
         return json_boolean(*(const protobuf_c_boolean *)member);
-    case PROTOBUF_C_TYPE_STRING:
+    case TEXT:
         return ep_cli_json_text(*(char *const *)member);
-    case PROTOBUF_C_TYPE_MESSAGE:
+    case OBJECT:
         return ep_cli_message_to_json(*(ProtobufCMessage *const *)member);
-    case PROTOBUF_C_TYPE_ENUM:
-    case PROTOBUF_C_TYPE_BYTES:
+    case NO_FORM:
     default:
         return json_string("(no JSON form)");
     }
@@ -388,7 +368,7 @@ static json_t *items_to_json(const ProtobufCFieldDescriptor *field, const uint8_
     json_t *list = json_array();
     for (size_t i = 0; list != NULL && i < count; i++) {
         if (json_array_append_new(
-                list, value_to_json(field->type, items + i * value_bytes(field->type))) != 0) {
+                list, value_to_json(field->type, items + i * forms[field->type].bytes)) != 0) {
             json_decref(list);
             return NULL;
         }
