@@ -26,7 +26,7 @@
 
 static const char *const mode_words[] = {"auto", "decode", "prefill"}; /* as ep_moe_mode */
 
-typedef struct forward_options {
+static struct {
     const char *out;        /* NULL: y is not written */
     uint32_t random_tokens; /* 0: a batch from a file */
     uint64_t seed;
@@ -35,9 +35,7 @@ typedef struct forward_options {
     size_t split_count;
     uint32_t split_tokens; /* 0: not given */
     bool gateway;
-} forward_options;
-
-static forward_options wanted = {.seed = SEED_DEFAULT};
+} wanted = {.seed = SEED_DEFAULT};
 
 /* Where calls go, and how ids are made. */
 typedef struct forward_service {
@@ -62,7 +60,6 @@ typedef struct forward_totals {
 
 static void take_split(struct argp_state *state, const char *option, char *text)
 {
-    forward_options *options = &wanted;
     size_t count = 1;
     for (const char *c = text; *c != '\0'; c++) {
         count += *c == ',';
@@ -70,45 +67,44 @@ static void take_split(struct argp_state *state, const char *option, char *text)
     if (count > EP_TOKENS_MAX) {
         argp_error(state, "%s has %zu parts, allowed: 1..%d", option, count, EP_TOKENS_MAX);
     }
-    free(options->split);
-    options->split = calloc(count, sizeof(*options->split));
-    if (options->split == NULL) {
+    free(wanted.split);
+    wanted.split = calloc(count, sizeof(*wanted.split));
+    if (wanted.split == NULL) {
         argp_error(state, "%s: no memory for %zu parts", option, count);
     }
-    options->split_count = 0;
+    wanted.split_count = 0;
     for (char *part; (part = strsep(&text, ",")) != NULL;) {
-        options->split[options->split_count++] =
+        wanted.split[wanted.split_count++] =
             (uint32_t)ep_cli_arg_whole(state, "a part of --split", part, 0, EP_TOKENS_MAX);
     }
 }
 
-static void check_input(struct argp_state *state, const forward_options *options)
+static void check_input(struct argp_state *state)
 {
-    if (options->random_tokens == 0 && ep_cli_layer_wanted.in == NULL) {
+    if (wanted.random_tokens == 0 && ep_cli_layer_wanted.in == NULL) {
         argp_error(state, "--in and --random are both missing; one of them is required");
     }
-    if (options->random_tokens > 0 && ep_cli_layer_wanted.in != NULL) {
+    if (wanted.random_tokens > 0 && ep_cli_layer_wanted.in != NULL) {
         argp_error(state, "--in and --random are both given, allowed: one of them");
     }
-    if (options->random_tokens > 0 && ep_cli_layer_wanted.logits != NULL) {
+    if (wanted.random_tokens > 0 && ep_cli_layer_wanted.logits != NULL) {
         argp_error(state, "--logits and --random are both given, allowed: one of them; random "
                           "tokens have experts");
     }
-    if (options->random_tokens == 0 && options->has_seed) {
+    if (wanted.random_tokens == 0 && wanted.has_seed) {
         argp_error(state, "--seed is given without --random; a batch of --in is what it is");
     }
-    if (options->random_tokens == 0) {
-        ep_cli_arg_required(state, "--out", options->out);
+    if (wanted.random_tokens == 0) {
+        ep_cli_arg_required(state, "--out", wanted.out);
     }
 }
 
 static void check_options(struct argp_state *state)
 {
-    const forward_options *options = &wanted;
     ep_cli_layer_require(state);
-    check_input(state, options);
-    ep_cli_gateway_check(state, options->gateway);
-    if (options->split != NULL && options->split_tokens > 0) {
+    check_input(state);
+    ep_cli_gateway_check(state, wanted.gateway);
+    if (wanted.split != NULL && wanted.split_tokens > 0) {
         argp_error(state, "--split and --split-tokens are both given, allowed: one of them");
     }
 }
@@ -175,24 +171,23 @@ static ep_err run_part(const forward_service *service, const ep_cli_batch *batch
     return EP_OK;
 }
 
-static ep_err run_parts(const forward_service *service, const forward_options *options,
-                        const ep_cli_batch *batch, const ep_tensor *out, forward_totals *totals,
-                        ep_error *out_error)
+static ep_err run_parts(const forward_service *service, const ep_cli_batch *batch,
+                        const ep_tensor *out, forward_totals *totals, ep_error *out_error)
 {
-    int64_t step = options->split_tokens > 0 ? (int64_t)options->split_tokens : batch->tokens;
+    int64_t step = wanted.split_tokens > 0 ? (int64_t)wanted.split_tokens : batch->tokens;
     int64_t first = 0;
     size_t part = 0;
     ep_err err;
     do { /* also once for T = 0 */
         int64_t left = batch->tokens - first;
-        int64_t count = options->split != NULL ? (int64_t)options->split[part]
-                        : step < left          ? step
-                                               : left;
+        int64_t count = wanted.split != NULL ? (int64_t)wanted.split[part]
+                        : step < left        ? step
+                                             : left;
         err = run_part(service, batch, out, first, count, totals, out_error);
         first += count;
         part++;
     } while (err == EP_OK &&
-             (options->split != NULL ? part < options->split_count : first < batch->tokens));
+             (wanted.split != NULL ? part < wanted.split_count : first < batch->tokens));
     return err;
 }
 
@@ -238,8 +233,8 @@ static json_t *tensor_json(const ep_tensor *tensor)
     return json_pack("{s:o, s:s}", "shape", shape, "dtype", ep_dtype_name(tensor->dtype));
 }
 
-static json_t *totals_json(const forward_options *options, const ep_cli_batch *batch,
-                           const ep_tensor *y, const forward_totals *totals)
+static json_t *totals_json(const ep_cli_batch *batch, const ep_tensor *y,
+                           const forward_totals *totals)
 {
     char checksum[16];
     json_t *x_json = tensor_json(&batch->args.x);
@@ -253,8 +248,8 @@ static json_t *totals_json(const forward_options *options, const ep_cli_batch *b
             json_array_append_new(names, ep_cli_json_text(name));
         }
     }
-    if (options->random_tokens > 0) {
-        json_object_set_new(x_json, "seed", json_integer((json_int_t)options->seed));
+    if (wanted.random_tokens > 0) {
+        json_object_set_new(x_json, "seed", json_integer((json_int_t)wanted.seed));
     }
     snprintf(checksum, sizeof(checksum), "%08" PRIx32, totals->y_crc);
     json_object_set_new(y_json, "crc32c", json_string(checksum));
@@ -270,26 +265,26 @@ static json_t *totals_json(const forward_options *options, const ep_cli_batch *b
         "mode", mode_words[totals->last.mode], "node_names", names, "x", x_json, "y", y_json);
 }
 
-static bool print_totals(const forward_options *options, const ep_cli_batch *batch,
-                         const ep_tensor *y, const forward_totals *totals)
+static bool print_totals(const ep_cli_batch *batch, const ep_tensor *y,
+                         const forward_totals *totals)
 {
     char x_text[96];
     char y_text[96];
     char seed[48] = "";
     if (ep_cli_output_format == EP_CLI_JSON) {
-        return ep_cli_json_print(totals_json(options, batch, y, totals), stdout);
+        return ep_cli_json_print(totals_json(batch, y, totals), stdout);
     }
     shape_text(&batch->args.x, x_text, sizeof(x_text));
     shape_text(y, y_text, sizeof(y_text));
-    if (options->random_tokens > 0) {
-        snprintf(seed, sizeof(seed), ", random with seed %" PRIu64, options->seed);
+    if (wanted.random_tokens > 0) {
+        snprintf(seed, sizeof(seed), ", random with seed %" PRIu64, wanted.seed);
     }
     ep_cli_line(stdout, "layer   %" PRIu32 " of model %s", ep_cli_layer_wanted.args.layer,
                 ep_cli_layer_wanted.args.model);
     ep_cli_line(stdout, "x       %s%s%s", x_text, ep_cli_layer_wanted.in != NULL ? " of " : seed,
                 ep_cli_layer_wanted.in != NULL ? ep_cli_layer_wanted.in : "");
     ep_cli_line(stdout, "y       %s, CRC32C %08" PRIx32 "%s%s", y_text, totals->y_crc,
-                options->out != NULL ? ", in " : "", options->out != NULL ? options->out : "");
+                wanted.out != NULL ? ", in " : "", wanted.out != NULL ? wanted.out : "");
     if (totals->node_names[0] != '\0') {
         ep_cli_line(stdout, "nodes  %s", totals->node_names);
     } else {
@@ -321,8 +316,8 @@ static void read_node_names(ep_client *client, char out_names[NAMES_BYTES])
 }
 
 /* out_y: free its data, also after an error. */
-static ep_err run_batch(const forward_options *options, const ep_cli_batch *batch,
-                        forward_totals *totals, ep_tensor *out_y, ep_error *out_error)
+static ep_err run_batch(const ep_cli_batch *batch, forward_totals *totals, ep_tensor *out_y,
+                        ep_error *out_error)
 {
     forward_service service = {.client = NULL};
     ep_cli_gate gate = {.chosen = NULL};
@@ -338,10 +333,10 @@ static ep_err run_batch(const forward_options *options, const ep_cli_batch *batc
     }
     err = err == EP_OK ? allocate_out(batch, top_k, out_y, out_error) : err;
     if (err == EP_OK) {
-        err = options->gateway ? ep_cli_gateway_open(&ep_cli_peer, &service.gateway, out_error)
-                               : ep_cli_connect_client(&ep_cli_peer, &service.client, out_error);
+        err = wanted.gateway ? ep_cli_gateway_open(&ep_cli_peer, &service.gateway, out_error)
+                             : ep_cli_connect_client(&ep_cli_peer, &service.client, out_error);
     }
-    err = err != EP_OK ? err : run_parts(&service, options, batch, out_y, totals, out_error);
+    err = err != EP_OK ? err : run_parts(&service, batch, out_y, totals, out_error);
     if (err == EP_OK && service.client != NULL) {
         read_node_names(service.client, totals->node_names);
     }
@@ -351,16 +346,15 @@ static ep_err run_batch(const forward_options *options, const ep_cli_batch *batc
     if (err == EP_OK) {
         totals->y_crc = ep_crc32c(0, out_y->data, ep_cli_tensor_bytes(out_y));
     }
-    if (err == EP_OK && options->out != NULL) {
+    if (err == EP_OK && wanted.out != NULL) {
         const ep_named_tensor named = {.name = "y", .tensor = *out_y};
-        err = ep_safetensors_write(options->out, &named, 1, NULL, 0, out_error);
+        err = ep_safetensors_write(wanted.out, &named, 1, NULL, 0, out_error);
     }
     return err;
 }
 
 /* Prints what is wrong and returns the exit code; 0: nothing. */
-static int check_batch(const char *program, const forward_options *options,
-                       const ep_cli_batch *batch)
+static int check_batch(const char *program, const ep_cli_batch *batch)
 {
     int64_t sum = 0;
     const char *missing = ep_cli_layer_missing(batch);
@@ -369,10 +363,10 @@ static int check_batch(const char *program, const forward_options *options,
                 ep_cli_layer_wanted.in, ep_cli_layer_missing_hint(missing));
         return EP_CLI_EXIT_USAGE;
     }
-    for (size_t i = 0; i < options->split_count; i++) {
-        sum += options->split[i];
+    for (size_t i = 0; i < wanted.split_count; i++) {
+        sum += wanted.split[i];
     }
-    if (options->split != NULL && sum != batch->tokens) {
+    if (wanted.split != NULL && sum != batch->tokens) {
         fprintf(stderr,
                 "%s: --split adds up to %" PRId64 " tokens, allowed: %" PRId64
                 ", the tokens of %s%s\n",
@@ -386,13 +380,14 @@ static int check_batch(const char *program, const forward_options *options,
 /* ---- random tokens ---- */
 
 /* Makes random tokens for the layer in the options, after asking for its shape. */
-static ep_err make_random(const ep_cli_connect *connect, const ep_moe_args *args, uint32_t tokens,
-                          uint64_t seed, ep_cli_batch *out_batch, ep_error *out_error)
+static ep_err make_random(ep_cli_batch *out_batch, ep_error *out_error)
 {
+    const ep_moe_args *args = &ep_cli_layer_wanted.args;
+    const uint32_t tokens = wanted.random_tokens;
     ep_routing_table *table = NULL;
     ep_cli_bench_batch random = {0};
     uint32_t model = 0;
-    ep_err err = ep_cli_placement_read(NULL, connect, &table, out_error);
+    ep_err err = ep_cli_placement_read(NULL, &ep_cli_peer, &table, out_error);
     if (err != EP_OK) {
         return err;
     }
@@ -408,7 +403,7 @@ static ep_err make_random(const ep_cli_connect *connect, const ep_moe_args *args
     }
     const ep_layer_shape *shape = &layer->shape;
     const ep_layer_desc desc = {.hidden = shape->hidden, .experts = shape->experts};
-    if (!ep_cli_bench_batch_fill(&random, &desc, tokens, shape->top_k, seed)) {
+    if (!ep_cli_bench_batch_fill(&random, &desc, tokens, shape->top_k, wanted.seed)) {
         err = ep_error_set(out_error, EP_ERR_NO_MEMORY,
                            "no memory for %" PRIu32 " tokens of %" PRIu32 " values", tokens,
                            shape->hidden);
@@ -433,12 +428,10 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     forward_totals totals = {0};
     ep_cli_batch batch;
     ep_tensor y = ep_tensor_none();
-    ep_moe_args *args = &ep_cli_layer_wanted.args;
-    args->traceparent = ep_cli_trace_parent();
-    ep_err err =
-        wanted.random_tokens > 0
-            ? make_random(&ep_cli_peer, args, wanted.random_tokens, wanted.seed, &batch, out_error)
-            : ep_cli_batch_read(ep_cli_layer_wanted.in, &batch, out_error);
+    ep_cli_layer_wanted.args.traceparent = ep_cli_trace_parent();
+    ep_err err = wanted.random_tokens > 0
+                     ? make_random(&batch, out_error)
+                     : ep_cli_batch_read(ep_cli_layer_wanted.in, &batch, out_error);
     if (err != EP_OK) {
         free(wanted.split);
         return err;
@@ -447,11 +440,11 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
         fprintf(stderr, "%s: %s: not used: %s\n", call->program, ep_cli_layer_wanted.in,
                 batch.ignored);
     }
-    call->exit_code = check_batch(call->program, &wanted, &batch);
+    call->exit_code = check_batch(call->program, &batch);
     if (call->exit_code == EP_CLI_EXIT_OK) {
-        err = run_batch(&wanted, &batch, &totals, &y, out_error);
+        err = run_batch(&batch, &totals, &y, out_error);
         ep_cli_trace_report();
-        call->failed = err == EP_OK && !print_totals(&wanted, &batch, &y, &totals);
+        call->failed = err == EP_OK && !print_totals(&batch, &y, &totals);
     }
     free(y.data);
     ep_cli_batch_free(&batch);

@@ -18,13 +18,11 @@
 #define UNPACK_BYTES_MAX ((size_t)256 << 20)
 #define SERVICE_BYTES 128
 
-typedef struct decode_options {
+static struct {
     const char *file;
     const ep_rpc_method *method; /* NULL: by the frame's number */
     const char *tensors_out;     /* NULL none */
-} decode_options;
-
-static decode_options wanted;
+} wanted;
 
 typedef struct frame_file {
     uint8_t *data;
@@ -242,11 +240,10 @@ static ep_err add_payload(const frame_file *file, const ep_rpc_method *method,
     return EP_OK;
 }
 
-static ep_err print_frame(const decode_options *options, const frame_file *file,
-                          ep_error *out_status, ep_error *out_error)
+static ep_err print_frame(const frame_file *file, ep_error *out_status, ep_error *out_error)
 {
     const ep_rpc_method *method =
-        options->method != NULL ? options->method : ep_rpc_method_by_id(file->frame.method_id);
+        wanted.method != NULL ? wanted.method : ep_rpc_method_by_id(file->frame.method_id);
     ep_buffer_pool *pool = NULL;
     ep_rpc_budget budget;
     if (ep_buffer_pool_create(0, 0, &pool) != EP_OK) {
@@ -271,7 +268,7 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     ep_error status;
     ep_error_clear(&status);
     ep_err err = read_frame(wanted.file, &file, out_error);
-    err = err != EP_OK ? err : print_frame(&wanted, &file, &status, out_error);
+    err = err != EP_OK ? err : print_frame(&file, &status, out_error);
     if (err == EP_OK && wanted.tensors_out != NULL) {
         err = write_tensors(wanted.tensors_out, &file, out_error);
     }

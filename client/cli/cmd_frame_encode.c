@@ -24,7 +24,7 @@
 #define METADATA_MAX 16
 #define TENSORS_MAX 64
 
-typedef struct encode_options {
+static struct {
     const ep_rpc_method *method;
     const char *json;
     const char *json_file;
@@ -40,10 +40,7 @@ typedef struct encode_options {
     uint64_t call_id;
     bool payload_crc;
     const char *out;
-} encode_options;
-
-static encode_options wanted = {
-    .deadline_us = EP_FRAME_DEADLINE_NONE, .call_id = 1, .payload_crc = true};
+} wanted = {.deadline_us = EP_FRAME_DEADLINE_NONE, .call_id = 1, .payload_crc = true};
 
 /* ---- the command line ---- */
 
@@ -68,56 +65,54 @@ static void take_token(struct argp_state *state, const char *option, char *text)
 
 static void take_metadata(struct argp_state *state, const char *option, char *text)
 {
-    encode_options *options = &wanted;
     char *equals = strchr(text, '=');
     if (equals == NULL || equals == text) {
         argp_error(state, "%s is '%s', allowed: KEY=VALUE", ep_cli_setting_name(option, text),
                    text);
     }
-    if (options->metadata_count == METADATA_MAX) {
+    if (wanted.metadata_count == METADATA_MAX) {
         argp_error(state, "%s is given more than %d times", option, METADATA_MAX);
     }
     *equals = '\0';
-    options->metadata[options->metadata_count++] = (ep_rpc_metadata){text, equals + 1};
+    wanted.metadata[wanted.metadata_count++] = (ep_rpc_metadata){text, equals + 1};
 }
 
 static void check_options(struct argp_state *state)
 {
-    encode_options *options = &wanted;
     bool from_batch = ep_cli_layer_wanted.in != NULL;
     bool batch_options = ep_cli_layer_wanted.args.model != NULL || ep_cli_layer_wanted.has_layer ||
                          ep_cli_layer_wanted.logits != NULL;
-    ep_cli_arg_required(state, "--method", options->method);
-    ep_cli_arg_required(state, "-o", options->out);
+    ep_cli_arg_required(state, "--method", wanted.method);
+    ep_cli_arg_required(state, "-o", wanted.out);
     if (from_batch || batch_options) {
-        if (options->method != ep_rpc_method_by_name("expertd.v1.Gateway", "Forward")) {
+        if (wanted.method != ep_rpc_method_by_name("expertd.v1.Gateway", "Forward")) {
             argp_error(state,
                        "--in, --model and --layer make requests of expertd.v1.Gateway/Forward "
                        "only, --method is %s/%s",
-                       options->method->service->name, options->method->method->name);
+                       wanted.method->service->name, wanted.method->method->name);
         }
         ep_cli_layer_require(state);
     }
     if (ep_cli_layer_wanted.args.tenant != NULL) {
-        options->metadata[options->metadata_count++] =
+        wanted.metadata[wanted.metadata_count++] =
             (ep_rpc_metadata){"tenant", ep_cli_layer_wanted.args.tenant};
     }
-    if ((options->json != NULL) + (options->json_file != NULL) + from_batch > 1) {
+    if ((wanted.json != NULL) + (wanted.json_file != NULL) + from_batch > 1) {
         argp_error(state,
                    "more than one of --json, --json-file and --in is given, allowed: one of them");
     }
-    if (from_batch && options->tensors != NULL) {
+    if (from_batch && wanted.tensors != NULL) {
         argp_error(state,
                    "--in and --tensors are both given: tensors of a batch come from FILE of --in");
     }
-    if (options->tensor_names_count > 0 && options->tensors == NULL) {
+    if (wanted.tensor_names_count > 0 && wanted.tensors == NULL) {
         argp_error(state, "--tensor needs --tensors, a safetensors file");
     }
-    if (options->token[0] != '\0') {
-        snprintf(options->authorization, sizeof(options->authorization), "%s%.*s",
-                 EP_RPC_DOOR_TOKEN_PREFIX, EP_CLI_TOKEN_BYTES_MAX, options->token);
-        options->metadata[options->metadata_count++] =
-            (ep_rpc_metadata){EP_RPC_DOOR_TOKEN_KEY, options->authorization};
+    if (wanted.token[0] != '\0') {
+        snprintf(wanted.authorization, sizeof(wanted.authorization), "%s%.*s",
+                 EP_RPC_DOOR_TOKEN_PREFIX, EP_CLI_TOKEN_BYTES_MAX, wanted.token);
+        wanted.metadata[wanted.metadata_count++] =
+            (ep_rpc_metadata){EP_RPC_DOOR_TOKEN_KEY, wanted.authorization};
     }
 }
 
@@ -187,17 +182,17 @@ static size_t aligned(size_t offset)
 }
 
 /* Reads the named tensors, each to the next multiple of 64. */
-static ep_err read_named(const encode_options *options, const ep_safetensors *file,
-                         ep_buffer_pool *pool, ep_buffer **out_tensors, ep_error *out_error)
+static ep_err read_named(const ep_safetensors *file, ep_buffer_pool *pool, ep_buffer **out_tensors,
+                         ep_error *out_error)
 {
     const ep_safetensors_tensor *tensors[TENSORS_MAX];
     size_t total = 0;
     size_t at = 0;
-    for (size_t i = 0; i < options->tensor_names_count; i++) {
-        tensors[i] = ep_safetensors_find(file, options->tensor_names[i]);
+    for (size_t i = 0; i < wanted.tensor_names_count; i++) {
+        tensors[i] = ep_safetensors_find(file, wanted.tensor_names[i]);
         if (tensors[i] == NULL) {
             return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: there is no tensor %s",
-                                options->tensors, options->tensor_names[i]);
+                                wanted.tensors, wanted.tensor_names[i]);
         }
         total = aligned(total) + ep_safetensors_tensor_bytes(tensors[i]);
     }
@@ -206,7 +201,7 @@ static ep_err read_named(const encode_options *options, const ep_safetensors *fi
         return err;
     }
     memset((*out_tensors)->data, 0, total);
-    for (size_t i = 0; i < options->tensor_names_count && err == EP_OK; i++) {
+    for (size_t i = 0; i < wanted.tensor_names_count && err == EP_OK; i++) {
         size_t bytes = ep_safetensors_tensor_bytes(tensors[i]);
         at = aligned(at);
         err = ep_safetensors_read(file, tensors[i], 0, (*out_tensors)->data + at, bytes, out_error);
@@ -215,19 +210,18 @@ static ep_err read_named(const encode_options *options, const ep_safetensors *fi
     return err;
 }
 
-static ep_err read_tensors(const encode_options *options, ep_buffer_pool *pool,
-                           ep_buffer **out_tensors, ep_error *out_error)
+static ep_err read_tensors(ep_buffer_pool *pool, ep_buffer **out_tensors, ep_error *out_error)
 {
     ep_safetensors *file = NULL;
-    if (options->tensors == NULL) {
+    if (wanted.tensors == NULL) {
         return EP_OK;
     }
-    if (options->tensor_names_count == 0) {
-        return read_section(options->tensors, pool, out_tensors, out_error);
+    if (wanted.tensor_names_count == 0) {
+        return read_section(wanted.tensors, pool, out_tensors, out_error);
     }
-    ep_err err = ep_safetensors_open_path(options->tensors, NULL, &file, out_error);
+    ep_err err = ep_safetensors_open_path(wanted.tensors, NULL, &file, out_error);
     if (err == EP_OK) {
-        err = read_named(options, file, pool, out_tensors, out_error);
+        err = read_named(file, pool, out_tensors, out_error);
         ep_safetensors_close(file);
     }
     return err;
@@ -235,13 +229,13 @@ static ep_err read_tensors(const encode_options *options, ep_buffer_pool *pool,
 
 /* ---- the frame ---- */
 
-static ep_err write_parts(const encode_options *options, const ep_rpc_out *out, ep_error *out_error)
+static ep_err write_parts(const ep_rpc_out *out, ep_error *out_error)
 {
-    bool to_stdout = strcmp(options->out, "-") == 0;
-    bool secret = options->token[0] != '\0';
-    int fd = to_stdout ? -1
-                       : open(options->out, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC,
-                              secret ? 0600 : 0666);
+    bool to_stdout = strcmp(wanted.out, "-") == 0;
+    bool secret = wanted.token[0] != '\0';
+    int fd = to_stdout
+                 ? -1
+                 : open(wanted.out, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, secret ? 0600 : 0666);
     FILE *file = to_stdout ? stdout : fd >= 0 ? fdopen(fd, "wb") : NULL;
     bool good = file != NULL && (!secret || to_stdout || fchmod(fd, 0600) == 0);
     for (uint32_t i = 0; good && i < out->send.parts_count; i++) {
@@ -256,17 +250,17 @@ static ep_err write_parts(const encode_options *options, const ep_rpc_out *out, 
         close(fd);
     }
     return good ? EP_OK
-                : ep_error_set(out_error, EP_ERR_IO, "%s cannot be written: %s", options->out,
+                : ep_error_set(out_error, EP_ERR_IO, "%s cannot be written: %s", wanted.out,
                                strerror(reason));
 }
 
 /* Takes the tensors in any case. */
-static ep_err write_frame(const encode_options *options, const ProtobufCMessage *message,
-                          ep_buffer_pool *pool, ep_buffer *taken_tensors, ep_error *out_error)
+static ep_err write_frame(const ProtobufCMessage *message, ep_buffer_pool *pool,
+                          ep_buffer *taken_tensors, ep_error *out_error)
 {
     ep_rpc_out *out;
-    size_t bytes = ep_rpc_request_header_bytes(options->metadata, options->metadata_count, message);
-    ep_err err = ep_rpc_out_create_request(pool, bytes, options->metadata, options->metadata_count,
+    size_t bytes = ep_rpc_request_header_bytes(wanted.metadata, wanted.metadata_count, message);
+    ep_err err = ep_rpc_out_create_request(pool, bytes, wanted.metadata, wanted.metadata_count,
                                            message, taken_tensors, &out);
     if (err != EP_OK) {
         ep_buffer_unref(taken_tensors);
@@ -279,39 +273,38 @@ static ep_err write_frame(const encode_options *options, const ProtobufCMessage 
                            EP_FRAME_BYTES_CEILING);
     } else {
         out->frame.kind = EP_FRAME_REQUEST;
-        out->frame.call_id = options->call_id;
-        out->frame.method_id = options->method->id;
-        out->frame.deadline_us = options->deadline_us;
-        ep_rpc_out_seal(out, options->payload_crc);
-        err = write_parts(options, out, out_error);
+        out->frame.call_id = wanted.call_id;
+        out->frame.method_id = wanted.method->id;
+        out->frame.deadline_us = wanted.deadline_us;
+        ep_rpc_out_seal(out, wanted.payload_crc);
+        err = write_parts(out, out_error);
     }
     ep_rpc_out_destroy(out);
     return err;
 }
 
-static ep_err encode_json(const encode_options *options, ep_buffer_pool *pool, ep_error *out_error)
+static ep_err encode_json(ep_buffer_pool *pool, ep_error *out_error)
 {
     json_error_t why;
-    const char *from = options->json_file != NULL ? options->json_file : "--json";
-    json_t *json = options->json_file != NULL
-                       ? json_load_file(options->json_file, JSON_REJECT_DUPLICATES, &why)
-                       : json_loads(options->json != NULL ? options->json : "{}",
-                                    JSON_REJECT_DUPLICATES, &why);
+    const char *from = wanted.json_file != NULL ? wanted.json_file : "--json";
+    json_t *json =
+        wanted.json_file != NULL
+            ? json_load_file(wanted.json_file, JSON_REJECT_DUPLICATES, &why)
+            : json_loads(wanted.json != NULL ? wanted.json : "{}", JSON_REJECT_DUPLICATES, &why);
     ProtobufCMessage *message = NULL;
     ep_buffer *tensors = NULL;
     if (json == NULL) {
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s: line %d: %s", from, why.line,
                             why.text);
     }
-    ep_err err =
-        ep_cli_message_from_json(options->method->method->input, json, &message, out_error);
+    ep_err err = ep_cli_message_from_json(wanted.method->method->input, json, &message, out_error);
     json_decref(json);
     if (err != EP_OK) {
         return ep_error_prefix(out_error, err, "%s", from);
     }
-    err = read_tensors(options, pool, &tensors, out_error);
+    err = read_tensors(pool, &tensors, out_error);
     if (err == EP_OK) {
-        err = write_frame(options, message, pool, tensors, out_error);
+        err = write_frame(message, pool, tensors, out_error);
     } else {
         ep_buffer_unref(tensors);
     }
@@ -319,8 +312,7 @@ static ep_err encode_json(const encode_options *options, ep_buffer_pool *pool, e
     return err;
 }
 
-static ep_err encode_rows(const encode_options *options, const ep_cli_batch *batch,
-                          ep_buffer_pool *pool, ep_error *out_error)
+static ep_err encode_rows(const ep_cli_batch *batch, ep_buffer_pool *pool, ep_error *out_error)
 {
     const ep_cli_layer_options *layer = &ep_cli_layer_wanted;
     const char *missing = ep_cli_layer_missing(batch);
@@ -344,18 +336,18 @@ static ep_err encode_rows(const encode_options *options, const ep_cli_batch *bat
                                                      &batch->logits, ep_cli_layer_out_dtype(batch),
                                                      pool, &request, out_error);
     if (err == EP_OK) {
-        err = write_frame(options, &request.header.base, pool, request.tensors, out_error);
+        err = write_frame(&request.header.base, pool, request.tensors, out_error);
     }
     ep_cli_gate_fini(&gate);
     return err;
 }
 
-static ep_err encode_batch(const encode_options *options, ep_buffer_pool *pool, ep_error *out_error)
+static ep_err encode_batch(ep_buffer_pool *pool, ep_error *out_error)
 {
     ep_cli_batch batch;
     ep_err err = ep_cli_batch_read(ep_cli_layer_wanted.in, &batch, out_error);
     if (err == EP_OK) {
-        err = encode_rows(options, &batch, pool, out_error);
+        err = encode_rows(&batch, pool, out_error);
         ep_cli_batch_free(&batch);
     }
     return err;
@@ -368,8 +360,8 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     if (ep_buffer_pool_create(0, 0, &pool) != EP_OK) {
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory");
     }
-    ep_err err = ep_cli_layer_wanted.in != NULL ? encode_batch(&wanted, pool, out_error)
-                                                : encode_json(&wanted, pool, out_error);
+    ep_err err = ep_cli_layer_wanted.in != NULL ? encode_batch(pool, out_error)
+                                                : encode_json(pool, out_error);
     ep_buffer_pool_destroy(pool);
     return err;
 }

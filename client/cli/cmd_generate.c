@@ -21,7 +21,7 @@
 
 #define REPORT_NONE 2 /* begins as ep_cli_format */
 
-typedef struct generate_options {
+static struct {
     ep_cli_generate_request request;
     const char *checkpoint;
     unsigned quant; /* of EP_WEIGHT_QUANT_WORDS; 0 none */
@@ -30,9 +30,7 @@ typedef struct generate_options {
     bool stream;
     unsigned report;
     const char *report_file; /* NULL stderr */
-} generate_options;
-
-static generate_options wanted = {
+} wanted = {
     .request = {.bytes = BYTES_DEFAULT, .seed = SEED_DEFAULT, .temperature = TEMPERATURE_DEFAULT}};
 
 /* One of the two is set and makes the layer calls. */
@@ -80,44 +78,43 @@ static ep_err file_error(const char *path, const char *verb, ep_error *out_error
     return ep_error_set(out_error, EP_ERR_IO, "%s: cannot %s: %s", path, verb, strerror(errno));
 }
 
-static ep_err open_out(const generate_options *options, FILE **out_file, ep_error *out_error)
+static ep_err open_out(FILE **out_file, ep_error *out_error)
 {
-    *out_file = options->out != NULL ? fopen(options->out, "wb") : stdout;
-    return *out_file == NULL ? file_error(options->out, "create", out_error) : EP_OK;
+    *out_file = wanted.out != NULL ? fopen(wanted.out, "wb") : stdout;
+    return *out_file == NULL ? file_error(wanted.out, "create", out_error) : EP_OK;
 }
 
 /* Flushes out, and closes it if open_out opened it. */
-static ep_err close_out(const generate_options *options, FILE *out, ep_error *out_error)
+static ep_err close_out(FILE *out, ep_error *out_error)
 {
-    bool good = options->out != NULL ? fclose(out) == 0 : fflush(out) == 0;
+    bool good = wanted.out != NULL ? fclose(out) == 0 : fflush(out) == 0;
     return good ? EP_OK
-                : file_error(options->out != NULL ? options->out : "standard output", "write",
+                : file_error(wanted.out != NULL ? wanted.out : "standard output", "write",
                              out_error);
 }
 
 /* Streams the text, or writes it to a file when it is complete, so that a failure leaves no
  * file. */
-static ep_err generate_text(const generate_options *options, const service *to,
-                            ep_dense_model *model, ep_cli_generate_result *result,
-                            ep_error *out_error)
+static ep_err generate_text(const service *to, ep_dense_model *model,
+                            ep_cli_generate_result *result, ep_error *out_error)
 {
-    ep_cli_generate_request request = options->request;
+    ep_cli_generate_request request = wanted.request;
     ep_error close_error;
     FILE *out = NULL;
-    ep_err err = options->stream ? open_out(options, &out, out_error) : EP_OK;
+    ep_err err = wanted.stream ? open_out(&out, out_error) : EP_OK;
     if (err != EP_OK) {
         return err;
     }
     request.stream = out;
     err = ep_cli_generate_run(to->client, to->gateway, model, &request, result, out_error);
-    if (err == EP_OK && !options->stream) {
-        err = open_out(options, &out, out_error);
+    if (err == EP_OK && !wanted.stream) {
+        err = open_out(&out, out_error);
         if (err == EP_OK) {
             /* close_out reports a failure */
             fwrite(result->text, 1, result->text_bytes, out);
         }
     }
-    ep_err close_err = out != NULL ? close_out(options, out, &close_error) : EP_OK;
+    ep_err close_err = out != NULL ? close_out(out, &close_error) : EP_OK;
     if (err == EP_OK && close_err != EP_OK) {
         *out_error = close_error;
         err = close_err;
@@ -244,22 +241,21 @@ static bool print_report(const generate_report *report, ep_cli_format format, FI
     return print_nodes(report->nodes, out) && good;
 }
 
-static ep_err write_report(const generate_options *options, const generate_report *report,
-                           ep_error *out_error)
+static ep_err write_report(const generate_report *report, ep_error *out_error)
 {
-    if (options->report == REPORT_NONE) {
+    if (wanted.report == REPORT_NONE) {
         return EP_OK;
     }
-    FILE *out = options->report_file != NULL ? fopen(options->report_file, "w") : stderr;
+    FILE *out = wanted.report_file != NULL ? fopen(wanted.report_file, "w") : stderr;
     if (out == NULL) {
-        return file_error(options->report_file, "create", out_error);
+        return file_error(wanted.report_file, "create", out_error);
     }
-    bool good = print_report(report, (ep_cli_format)options->report, out);
-    if (options->report_file != NULL) {
+    bool good = print_report(report, (ep_cli_format)wanted.report, out);
+    if (wanted.report_file != NULL) {
         good = fclose(out) == 0 && good;
     }
     return good ? EP_OK
-                : file_error(options->report_file != NULL ? options->report_file : "standard error",
+                : file_error(wanted.report_file != NULL ? wanted.report_file : "standard error",
                              "write", out_error);
 }
 
@@ -276,42 +272,42 @@ static void ask_nodes(ep_cli_control *control, const ep_cli_connect *connect,
     ep_cli_node_list_ask(control, list, NODE_STATUS_TIMEOUT_US);
 }
 
-static ep_err run_connected(const generate_options *options, const service *to,
-                            ep_cli_control *control, ep_dense_model *model, ep_error *out_error)
+static ep_err run_connected(const service *to, ep_cli_control *control, ep_dense_model *model,
+                            ep_error *out_error)
 {
     ep_cli_generate_result result = {0};
     ep_cli_node_list nodes = {0};
     /* The gateway itself checks name, version (which implies all shapes) and layer of each call. */
     ep_err err = to->client != NULL
-                     ? ep_cli_generate_match(to->client, &options->request, model, out_error)
+                     ? ep_cli_generate_match(to->client, &wanted.request, model, out_error)
                      : EP_OK;
     if (err != EP_OK) {
         return err;
     }
     /* only for the report: on an error the list is empty */
     ep_cli_node_list_read(control, &ep_cli_peer, &nodes, NULL);
-    err = generate_text(options, to, model, &result, out_error);
-    if (err == EP_OK && options->report != REPORT_NONE) {
-        generate_report report = {&options->request, &result, &nodes};
+    err = generate_text(to, model, &result, out_error);
+    if (err == EP_OK && wanted.report != REPORT_NONE) {
+        generate_report report = {&wanted.request, &result, &nodes};
         ask_nodes(control, &ep_cli_peer, &nodes);
-        err = write_report(options, &report, out_error);
+        err = write_report(&report, out_error);
     }
     ep_cli_node_list_free(&nodes);
     ep_cli_generate_free(&result);
     return err;
 }
 
-static ep_err run_model(const generate_options *options, ep_dense_model *model, ep_error *out_error)
+static ep_err run_model(ep_dense_model *model, ep_error *out_error)
 {
     service to = {.client = NULL};
     ep_cli_control *control = NULL;
     ep_err err = ep_cli_control_open(&ep_cli_peer, &control, out_error);
     if (err == EP_OK) {
-        err = options->gateway ? ep_cli_gateway_open(&ep_cli_peer, &to.gateway, out_error)
-                               : ep_cli_connect_client(&ep_cli_peer, &to.client, out_error);
+        err = wanted.gateway ? ep_cli_gateway_open(&ep_cli_peer, &to.gateway, out_error)
+                             : ep_cli_connect_client(&ep_cli_peer, &to.client, out_error);
     }
     if (err == EP_OK) {
-        err = run_connected(options, &to, control, model, out_error);
+        err = run_connected(&to, control, model, out_error);
     }
     ep_client_destroy(to.client);
     ep_cli_gateway_close(to.gateway);
@@ -337,7 +333,7 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
         fprintf(stderr, "%s: %s\n", call->program, wrong);
         call->exit_code = EP_CLI_EXIT_USAGE;
     } else {
-        err = run_model(&wanted, model, out_error);
+        err = run_model(model, out_error);
         ep_cli_trace_report();
     }
     ep_dense_model_close(model);

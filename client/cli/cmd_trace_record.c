@@ -22,16 +22,14 @@
 #define SUBBUFS_MAX 4096
 #define FLIGHT_RECORDER "expertctl-snapshot"
 
-typedef struct record_options {
+static struct {
     uint64_t duration_us;
     char dir[PATH_TEXT_BYTES];
     uint32_t subbuf_kib;
     uint32_t subbufs;
     char *const *command; /* NULL: record for duration_us */
     int verb;             /* snapshot's verb */
-} record_options;
-
-static record_options wanted = {.duration_us = 5000000, .verb = -1};
+} wanted = {.duration_us = 5000000, .verb = -1};
 
 static uint32_t power_of_2(struct argp_state *state, const char *option, const char *arg,
                            ep_unit unit, uint32_t min, uint32_t max)
@@ -65,17 +63,16 @@ static void take_subbufs(struct argp_state *state, const char *option, char *tex
 
 static ep_err make_dir(ep_error *out_error)
 {
-    record_options *options = &wanted;
-    if (options->dir[0] == '\0') {
+    if (wanted.dir[0] == '\0') {
         time_t now = time(NULL);
         struct tm parts;
         localtime_r(&now, &parts);
-        strftime(options->dir, sizeof(options->dir), "expertd-trace-%Y%m%d-%H%M%S", &parts);
+        strftime(wanted.dir, sizeof(wanted.dir), "expertd-trace-%Y%m%d-%H%M%S", &parts);
     }
-    if (mkdir(options->dir, 0700) != 0 &&
-        (errno != EEXIST || (rmdir(options->dir) != 0 || mkdir(options->dir, 0700) != 0))) {
+    if (mkdir(wanted.dir, 0700) != 0 &&
+        (errno != EEXIST || (rmdir(wanted.dir) != 0 || mkdir(wanted.dir, 0700) != 0))) {
         return ep_error_set(out_error, EP_ERR_IO,
-                            "--output %s: %s; allowed: an empty or new folder", options->dir,
+                            "--output %s: %s; allowed: an empty or new folder", wanted.dir,
                             strerror(errno));
     }
     return EP_OK;

@@ -24,7 +24,7 @@ static const uint32_t tokens_default[] = {1, 16, 32, 64, 128, 256, 512, 1024};
 /* as ep_cli_tune_winner */
 static const char *const winner_words[] = {"within noise", "decode", "prefill"};
 
-typedef struct tune_options {
+static struct {
     ep_cli_bench_request request;
     uint32_t rounds;
     size_t count;
@@ -32,18 +32,14 @@ typedef struct tune_options {
     ep_cli_tune_verdict verdicts[EP_CLI_TUNE_SIZES_MAX];
     ep_plan_machine machine;
     ep_error machine_why; /* why there is no machine; code EP_OK: there is one */
-} tune_options;
-
-static tune_options wanted = {
-    .request = {.threads = 1, .duration_us = MEASURE_US_DEFAULT, .seed = 1},
-    .rounds = ROUNDS_DEFAULT};
+} wanted = {.request = {.threads = 1, .duration_us = MEASURE_US_DEFAULT, .seed = 1},
+            .rounds = ROUNDS_DEFAULT};
 static bool has_layer;
 
 /* "16,64,256" */
 static void take_tokens(struct argp_state *state, const char *option, char *arg)
 {
-    tune_options *options = &wanted;
-    options->count = 0;
+    wanted.count = 0;
     for (const char *at = arg; at != NULL;) {
         char text[16];
         const char *comma = strchr(at, ',');
@@ -53,15 +49,15 @@ static void take_tokens(struct argp_state *state, const char *option, char *arg)
         const uint32_t tokens = (uint32_t)ep_cli_arg_whole(
             state, option, text, 1,
             EP_TOKENS_MAX < POLICY_TOKENS_MAX ? EP_TOKENS_MAX : POLICY_TOKENS_MAX);
-        if (options->count == EP_CLI_TUNE_SIZES_MAX ||
-            (options->count > 0 && tokens <= options->sizes[options->count - 1].tokens)) {
-            options->count = 0;
+        if (wanted.count == EP_CLI_TUNE_SIZES_MAX ||
+            (wanted.count > 0 && tokens <= wanted.sizes[wanted.count - 1].tokens)) {
+            wanted.count = 0;
             break;
         }
-        options->sizes[options->count++].tokens = tokens;
+        wanted.sizes[wanted.count++].tokens = tokens;
         at = comma != NULL ? comma + 1 : NULL;
     }
-    if (options->count < 2) {
+    if (wanted.count < 2) {
         argp_error(state, "%s is '%s', allowed: 2..%d ascending sizes, as 16,64,256", option, arg,
                    EP_CLI_TUNE_SIZES_MAX);
     }
@@ -88,11 +84,10 @@ static const ep_cli_option rows[] = {
 };
 
 /* Measures one mode at one size: the median of its calls, and the node's part of that. */
-static ep_err measure(ep_client *client, const tune_options *options, const ep_layer_desc *layer,
-                      uint32_t tokens, ep_moe_mode mode, double *out_us, double *out_compute_us,
-                      ep_error *out_error)
+static ep_err measure(ep_client *client, const ep_layer_desc *layer, uint32_t tokens,
+                      ep_moe_mode mode, double *out_us, double *out_compute_us, ep_error *out_error)
 {
-    ep_cli_bench_request request = options->request;
+    ep_cli_bench_request request = wanted.request;
     ep_cli_bench_result result = {0};
     request.tokens = tokens;
     request.mode = mode;
@@ -108,19 +103,18 @@ static ep_err measure(ep_client *client, const tune_options *options, const ep_l
 }
 
 /* The mode that goes first alternates, so that warming up or slowing down affects both alike. */
-static ep_err measure_all(ep_client *client, tune_options *options, const ep_layer_desc *layer,
-                          ep_error *out_error)
+static ep_err measure_all(ep_client *client, const ep_layer_desc *layer, ep_error *out_error)
 {
-    for (uint32_t round = 0; round < options->rounds; round++) {
-        for (size_t s = 0; s < options->count; s++) {
-            ep_cli_tune_size *size = &options->sizes[s];
+    for (uint32_t round = 0; round < wanted.rounds; round++) {
+        for (size_t s = 0; s < wanted.count; s++) {
+            ep_cli_tune_size *size = &wanted.sizes[s];
             for (uint32_t turn = 0; turn < 2; turn++) {
                 const bool is_decode = (round + turn) % 2 == 0;
-                ep_err err = is_decode ? measure(client, options, layer, size->tokens,
-                                                 EP_MOE_DECODE, &size->decode_us[round],
+                ep_err err = is_decode ? measure(client, layer, size->tokens, EP_MOE_DECODE,
+                                                 &size->decode_us[round],
                                                  &size->decode_compute_us[round], out_error)
-                                       : measure(client, options, layer, size->tokens,
-                                                 EP_MOE_PREFILL, &size->prefill_us[round],
+                                       : measure(client, layer, size->tokens, EP_MOE_PREFILL,
+                                                 &size->prefill_us[round],
                                                  &size->prefill_compute_us[round], out_error);
                 if (err != EP_OK) {
                     return err;
@@ -133,16 +127,16 @@ static ep_err measure_all(ep_client *client, tune_options *options, const ep_lay
 }
 
 /* Computes the figures for expertctl plan --measured from the smallest and the largest size. */
-static ep_err find_machine(tune_options *options, ep_error *out_error)
+static ep_err find_machine(ep_error *out_error)
 {
-    const ep_cli_bench_request *request = &options->request;
-    const size_t last = options->count - 1;
-    const ep_cli_tune_verdict *a = &options->verdicts[0], *b = &options->verdicts[last];
-    const ep_plan_measured few = {options->sizes[0].tokens, a->decode_us / 1e6,
+    const ep_cli_bench_request *request = &wanted.request;
+    const size_t last = wanted.count - 1;
+    const ep_cli_tune_verdict *a = &wanted.verdicts[0], *b = &wanted.verdicts[last];
+    const ep_plan_measured few = {wanted.sizes[0].tokens, a->decode_us / 1e6,
                                   a->decode_compute_us / 1e6};
     const bool in_decode = b->decode_us < b->prefill_us; /* take the faster mode */
     const ep_plan_measured many = {
-        options->sizes[last].tokens, (in_decode ? b->decode_us : b->prefill_us) / 1e6,
+        wanted.sizes[last].tokens, (in_decode ? b->decode_us : b->prefill_us) / 1e6,
         (in_decode ? b->decode_compute_us : b->prefill_compute_us) / 1e6};
     ep_routing_table *table = NULL;
     uint32_t model;
@@ -154,21 +148,20 @@ static ep_err find_machine(tune_options *options, ep_error *out_error)
         ep_routing_table_find_model(table, request->model, request->version, &model) != NULL
             ? ep_routing_table_find_layer(table, model, request->layer)
             : NULL;
-    err = layer != NULL
-              ? ep_plan_machine_fit(table, layer, &few, &many, &options->machine, out_error)
-              : ep_cli_placement_missing(table, request->model, request->version, request->layer,
-                                         out_error);
+    err = layer != NULL ? ep_plan_machine_fit(table, layer, &few, &many, &wanted.machine, out_error)
+                        : ep_cli_placement_missing(table, request->model, request->version,
+                                                   request->layer, out_error);
     ep_routing_table_unref(table);
     return err;
 }
 
-static void print_machine(const tune_options *options)
+static void print_machine(void)
 {
-    const ep_plan_machine *m = &options->machine;
+    const ep_plan_machine *m = &wanted.machine;
     char memory[EP_CLI_BRIEF_BYTES], link[EP_CLI_BRIEF_BYTES];
-    if (options->machine_why.code != EP_OK) {
+    if (wanted.machine_why.code != EP_OK) {
         ep_cli_line(stdout, "no figures of this machine for expertctl plan: %s",
-                    options->machine_why.text);
+                    wanted.machine_why.text);
         return;
     }
     ep_cli_line(stdout,
@@ -178,40 +171,38 @@ static void print_machine(const tune_options *options)
                 ep_cli_bytes_text((uint64_t)m->link_bytes_per_s, link), m->round_trip_s * 1e6);
 }
 
-static bool print_json(const tune_options *options, uint32_t chosen, const char *why)
+static bool print_json(uint32_t chosen, const char *why)
 {
     json_t *sizes = json_array();
-    for (size_t s = 0; s < options->count; s++) {
-        const ep_cli_tune_verdict *verdict = &options->verdicts[s];
+    for (size_t s = 0; s < wanted.count; s++) {
+        const ep_cli_tune_verdict *verdict = &wanted.verdicts[s];
         json_array_append_new(
             sizes,
             json_pack("{s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:s}", "tokens",
-                      (json_int_t)options->sizes[s].tokens, "decode_us", verdict->decode_us,
+                      (json_int_t)wanted.sizes[s].tokens, "decode_us", verdict->decode_us,
                       "prefill_us", verdict->prefill_us, "decode_compute_us",
                       verdict->decode_compute_us, "prefill_compute_us", verdict->prefill_compute_us,
                       "prefill_over_decode", verdict->ratio, "decode_wins",
                       (json_int_t)verdict->decode_wins, "prefill_wins",
                       (json_int_t)verdict->prefill_wins, "faster", winner_words[verdict->winner]));
     }
-    const bool has_machine = options->machine_why.code == EP_OK;
+    const bool has_machine = wanted.machine_why.code == EP_OK;
     return ep_cli_json_print(
-        json_pack("{s:I, s:I, s:o, s:o, s:s*, s:o, s:o*}", "rounds", (json_int_t)options->rounds,
-                  "wins_needed", (json_int_t)ep_cli_tune_wins_needed(options->rounds), "sizes",
-                  sizes, "decode_tokens_max", chosen != 0 ? json_integer(chosen) : json_null(),
-                  "why", why, "machine",
-                  has_machine ? ep_plan_machine_json(&options->machine) : json_null(),
-                  "machine_why", has_machine ? NULL : ep_cli_json_text(options->machine_why.text)),
+        json_pack("{s:I, s:I, s:o, s:o, s:s*, s:o, s:o*}", "rounds", (json_int_t)wanted.rounds,
+                  "wins_needed", (json_int_t)ep_cli_tune_wins_needed(wanted.rounds), "sizes", sizes,
+                  "decode_tokens_max", chosen != 0 ? json_integer(chosen) : json_null(), "why", why,
+                  "machine", has_machine ? ep_plan_machine_json(&wanted.machine) : json_null(),
+                  "machine_why", has_machine ? NULL : ep_cli_json_text(wanted.machine_why.text)),
         stdout);
 }
 
-static bool print_table(const char *program, const tune_options *options, uint32_t chosen,
-                        const char *why)
+static bool print_table(const char *program, uint32_t chosen, const char *why)
 {
     ep_cli_table *table =
         ep_cli_table_create(">TOKENS|>DECODE US|>PREFILL US|>PREFILL/DECODE|>WINS|FASTER");
-    for (size_t s = 0; s < options->count; s++) {
-        const ep_cli_tune_verdict *verdict = &options->verdicts[s];
-        ep_cli_table_cell(table, "%" PRIu32, options->sizes[s].tokens);
+    for (size_t s = 0; s < wanted.count; s++) {
+        const ep_cli_tune_verdict *verdict = &wanted.verdicts[s];
+        ep_cli_table_cell(table, "%" PRIu32, wanted.sizes[s].tokens);
         ep_cli_table_cell(table, "%.0f", verdict->decode_us);
         ep_cli_table_cell(table, "%.0f", verdict->prefill_us);
         ep_cli_table_cell(table, "%.3f", verdict->ratio);
@@ -221,7 +212,7 @@ static bool print_table(const char *program, const tune_options *options, uint32
     }
     bool good = ep_cli_table_print(table, stdout);
     putchar('\n');
-    print_machine(options);
+    print_machine();
     if (chosen != 0) {
         ep_cli_line(stdout, "expertctl policy set decode_tokens_max=%" PRIu32, chosen);
     } else {
@@ -242,7 +233,7 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     wanted.request.deadline_us = ep_cli_peer.timeout_us;
     ep_err err = ep_cli_connect_client(&ep_cli_peer, &client, out_error);
     err = err != EP_OK ? err : ep_cli_bench_find_layer(client, &wanted.request, &layer, out_error);
-    err = err != EP_OK ? err : measure_all(client, &wanted, &layer, out_error);
+    err = err != EP_OK ? err : measure_all(client, &layer, out_error);
     ep_client_destroy(client);
     if (err != EP_OK) {
         return err;
@@ -251,11 +242,10 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
         ep_cli_tune_judge(&wanted.sizes[s], &wanted.verdicts[s]);
     }
     ep_error_clear(&wanted.machine_why);
-    (void)find_machine(&wanted, &wanted.machine_why);
+    (void)find_machine(&wanted.machine_why);
     const uint32_t chosen = ep_cli_tune_choose(wanted.sizes, wanted.verdicts, wanted.count, &why);
-    bool good = ep_cli_output_format == EP_CLI_JSON
-                    ? print_json(&wanted, chosen, why)
-                    : print_table(call->program, &wanted, chosen, why);
+    bool good = ep_cli_output_format == EP_CLI_JSON ? print_json(chosen, why)
+                                                    : print_table(call->program, chosen, why);
     call->failed = !good || chosen == 0;
     return EP_OK;
 }
