@@ -65,10 +65,9 @@ static uint64_t mean(uint64_t sum, uint64_t count)
     return count > 0 ? sum / count : 0;
 }
 
-static double bytes_per_token(const ep_cli_bench_request *request,
-                              const ep_cli_bench_result *result)
+static double bytes_per_token(const ep_cli_bench_result *result)
 {
-    uint64_t tokens = result->calls * request->tokens;
+    uint64_t tokens = result->calls * wanted.tokens;
     return tokens > 0 ? (double)(result->bytes_sent + result->bytes_received) / (double)tokens
                       : 0.0;
 }
@@ -126,20 +125,19 @@ static json_t *choice_json(const ep_cli_bench_result *result)
         whys);
 }
 
-static bool print_json(const ep_cli_bench_request *request, ep_cli_bench_result *result,
-                       ep_client *client, FILE *out)
+static bool print_json(ep_cli_bench_result *result, ep_client *client)
 {
     json_t *root = json_pack(
         "{s:o, s:I, s:I, s:I, s:I, s:s, s:f, s:I, s:f, s:f, s:I, s:I, s:f, s:I, s:f, s:I, s:I}",
-        "model", ep_cli_json_text(request->model), "layer", (json_int_t)request->layer, "tokens",
-        (json_int_t)request->tokens, "top_k", (json_int_t)request->top_k, "threads",
-        (json_int_t)request->threads, "mode", mode_words[request->mode], "seconds",
+        "model", ep_cli_json_text(wanted.model), "layer", (json_int_t)wanted.layer, "tokens",
+        (json_int_t)wanted.tokens, "top_k", (json_int_t)wanted.top_k, "threads",
+        (json_int_t)wanted.threads, "mode", mode_words[wanted.mode], "seconds",
         (double)result->elapsed_us / 1e6, "calls", (json_int_t)result->calls, "calls_per_s",
-        calls_per_s(result), "tokens_per_s", calls_per_s(result) * request->tokens, "p50_us",
+        calls_per_s(result), "tokens_per_s", calls_per_s(result) * wanted.tokens, "p50_us",
         (json_int_t)ep_latency_percentile(&result->latency, 50), "p99_us",
         (json_int_t)ep_latency_percentile(&result->latency, 99), "mean_us",
         ep_latency_mean(&result->latency), "max_us", (json_int_t)result->latency.max_us,
-        "bytes_per_token", bytes_per_token(request, result), "frames", (json_int_t)result->frames,
+        "bytes_per_token", bytes_per_token(result), "frames", (json_int_t)result->frames,
         "rerouted_frames", (json_int_t)result->rerouted_frames);
     json_t *stages = json_pack(
         "{s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "total_us", of_a_call(result->total_us, result),
@@ -151,34 +149,34 @@ static bool print_json(const ep_cli_bench_request *request, ep_cli_bench_result 
     if (root != NULL) {
         json_object_set_new(root, "mean_of_a_call", stages);
         json_object_set_new(root, "nodes", nodes_json(client));
-        if (request->comm_alg == EP_MOE_COMM_AUTO) {
+        if (wanted.comm_alg == EP_MOE_COMM_AUTO) {
             json_object_set_new(root, "comm_alg_auto", choice_json(result));
         }
     }
-    return ep_cli_json_print(root, out);
+    return ep_cli_json_print(root, stdout);
 }
 
 /* ---- tables ---- */
 
-static bool print_whole(const ep_cli_bench_request *request, ep_cli_bench_result *result, FILE *out)
+static bool print_whole(ep_cli_bench_result *result)
 {
     ep_cli_table *table = ep_cli_table_create(
         ">CALLS|>CALLS/S|>TOKENS/S|>P50 US|>P99 US|>MAX US|1>BYTES/TOKEN|2>RE-ROUTED");
-    ep_cli_line(out,
+    ep_cli_line(stdout,
                 "model %s layer %" PRIu32 ": %" PRIu32 " tokens a call, top-%" PRIu32
                 ", threads %" PRIu32 ", mode %s, %.1f s",
-                request->model, request->layer, request->tokens, request->top_k, request->threads,
-                mode_words[request->mode], (double)result->elapsed_us / 1e6);
-    fputc('\n', out);
+                wanted.model, wanted.layer, wanted.tokens, wanted.top_k, wanted.threads,
+                mode_words[wanted.mode], (double)result->elapsed_us / 1e6);
+    putchar('\n');
     ep_cli_table_cell(table, "%" PRIu64, result->calls);
     ep_cli_table_cell(table, "%.1f", calls_per_s(result));
-    ep_cli_table_cell(table, "%.1f", calls_per_s(result) * request->tokens);
+    ep_cli_table_cell(table, "%.1f", calls_per_s(result) * wanted.tokens);
     ep_cli_table_cell(table, "%" PRIu64, ep_latency_percentile(&result->latency, 50));
     ep_cli_table_cell(table, "%" PRIu64, ep_latency_percentile(&result->latency, 99));
     ep_cli_table_cell(table, "%" PRIu64, result->latency.max_us);
-    ep_cli_table_cell(table, "%.0f", bytes_per_token(request, result));
+    ep_cli_table_cell(table, "%.0f", bytes_per_token(result));
     ep_cli_table_cell(table, "%" PRIu64, result->rerouted_frames);
-    return ep_cli_table_print(table, out);
+    return ep_cli_table_print(table, stdout);
 }
 
 static void stage_row(ep_cli_table *table, const char *name, uint64_t us,
@@ -189,7 +187,7 @@ static void stage_row(ep_cli_table *table, const char *name, uint64_t us,
     ep_cli_table_cell(table, "%.1f", 100.0 * share(us, result->total_us));
 }
 
-static bool print_stages(const ep_cli_bench_result *r, FILE *out)
+static bool print_stages(const ep_cli_bench_result *r)
 {
     const uint64_t named = r->pack_us + r->wire_us + r->queue_us + r->compute_us + r->combine_us;
     ep_cli_table *table = ep_cli_table_create("MEAN OF A CALL|>US|>SHARE %");
@@ -201,15 +199,15 @@ static bool print_stages(const ep_cli_bench_result *r, FILE *out)
     stage_row(table, "other", r->total_us > named ? r->total_us - named : 0, r);
     stage_row(table, "total", r->total_us, r);
     stage_row(table, "LIMIT (compute alone)", r->compute_us, r);
-    return ep_cli_table_print(table, out);
+    return ep_cli_table_print(table, stdout);
 }
 
-static void print_choice(const ep_cli_bench_result *result, FILE *out)
+static void print_choice(const ep_cli_bench_result *result)
 {
-    ep_cli_line(out, "comm-alg auto: hierarchy in %" PRIu64 " of %" PRIu64 " calls",
+    ep_cli_line(stdout, "comm-alg auto: hierarchy in %" PRIu64 " of %" PRIu64 " calls",
                 result->hierarchy_calls, result->calls);
     if (result->estimated_calls > 0) {
-        ep_cli_line(out,
+        ep_cli_line(stdout,
                     "  estimates of a call: fullmesh %" PRIu64 " us, hierarchy %" PRIu64
                     " us (mean of %" PRIu64 " calls)",
                     mean(result->fullmesh_estimate_us, result->estimated_calls),
@@ -218,14 +216,14 @@ static void print_choice(const ep_cli_bench_result *result, FILE *out)
     }
     for (size_t why = 0; why < EP_ARRAY_COUNT(comm_whys); why++) {
         if (result->comm_whys[why] > 0) {
-            ep_cli_line(out, "  %" PRIu64 " calls: %s", result->comm_whys[why],
+            ep_cli_line(stdout, "  %" PRIu64 " calls: %s", result->comm_whys[why],
                         comm_whys[why].text);
         }
     }
-    fputc('\n', out);
+    putchar('\n');
 }
 
-static bool print_waits(ep_client *client, FILE *out)
+static bool print_waits(ep_client *client)
 {
     ep_client_node_waits w = {.struct_bytes = sizeof(w)};
     ep_cli_table *table =
@@ -239,21 +237,20 @@ static bool print_waits(ep_client *client, FILE *out)
         ep_cli_table_cell(table, "%" PRIu64, mean(w.compute_us, w.frames));
         ep_cli_table_cell(table, "%" PRIu64, w.wait_max_us);
     }
-    return ep_cli_table_print(table, out);
+    return ep_cli_table_print(table, stdout);
 }
 
 /* The waits are the client's and include calls before the measurement. Sorts the latencies. */
-static bool print_result(const ep_cli_bench_request *request, ep_cli_bench_result *result,
-                         ep_client *client, ep_cli_format format, FILE *out)
+static bool print_result(ep_cli_bench_result *result, ep_client *client)
 {
-    if (format == EP_CLI_JSON) {
-        return print_json(request, result, client, out);
+    if (ep_cli_output_format == EP_CLI_JSON) {
+        return print_json(result, client);
     }
-    bool good = print_whole(request, result, out) && fputc('\n', out) != EOF;
-    if (good && request->comm_alg == EP_MOE_COMM_AUTO) {
-        print_choice(result, out);
+    bool good = print_whole(result) && putchar('\n') != EOF;
+    if (good && wanted.comm_alg == EP_MOE_COMM_AUTO) {
+        print_choice(result);
     }
-    return good && print_stages(result, out) && fputc('\n', out) != EOF && print_waits(client, out);
+    return good && print_stages(result) && putchar('\n') != EOF && print_waits(client);
 }
 
 /* ---- */
@@ -269,8 +266,7 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     err = err != EP_OK ? err : ep_cli_bench_find_layer(client, &wanted, &layer, out_error);
     err = err != EP_OK ? err : ep_cli_bench_run(client, &wanted, &layer, &result, out_error);
     ep_cli_trace_report();
-    call->failed =
-        err == EP_OK && !print_result(&wanted, &result, client, ep_cli_output_format, stdout);
+    call->failed = err == EP_OK && !print_result(&result, client);
     ep_latency_fini(&result.latency);
     ep_client_destroy(client);
     return err;
