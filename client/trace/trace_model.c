@@ -667,6 +667,18 @@ static void join(ep_cli_trace_model *model)
     }
 }
 
+static ep_err order(ep_cli_trace_model *model, ep_error *out_error)
+{
+    if (model->spans_count > 0) {
+        qsort(model->spans, model->spans_count, sizeof(*model->spans), compare_begin);
+    }
+    ep_err err = index_calls(model, out_error);
+    if (err == EP_OK) {
+        join(model);
+    }
+    return err;
+}
+
 ep_err ep_cli_trace_model_finish(ep_cli_trace_model *model, ep_trace_id trace, ep_error *out_error)
 {
     for (size_t i = 0; i < model->processes_count; i++) {
@@ -674,21 +686,9 @@ ep_err ep_cli_trace_model_finish(ep_cli_trace_model *model, ep_trace_id trace, e
         p->node = p->node == 0 && !p->calls ? p->frames : p->node;
     }
     take_out_open(model, trace);
-    if (trace.high != 0 || trace.low != 0) {
-        ep_err err = keep_trace(model, trace, out_error);
-        if (err != EP_OK) {
-            return err;
-        }
-    }
-    if (model->spans_count > 0) {
-        qsort(model->spans, model->spans_count, sizeof(*model->spans), compare_begin);
-    }
-    ep_err err = index_calls(model, out_error);
-    if (err != EP_OK) {
-        return err;
-    }
-    join(model);
-    if (model->recordings_count > 1) {
+    ep_err err = same_trace(trace, (ep_trace_id){0}) ? EP_OK : keep_trace(model, trace, out_error);
+    err = err != EP_OK ? err : order(model, out_error);
+    if (err == EP_OK && model->recordings_count > 1) {
         ep_cli_trace_clock_fit(model);
         for (size_t i = 0; i < model->spans_count; i++) {
             ep_cli_span *span = &model->spans[i];
@@ -697,15 +697,10 @@ ep_err ep_cli_trace_model_finish(ep_cli_trace_model *model, ep_trace_id trace, e
             span->end_ns -= offset;
             span->mate = EP_CLI_TRACE_NONE;
         }
-        qsort(model->spans, model->spans_count, sizeof(*model->spans), compare_begin);
-        err = index_calls(model, out_error);
-        if (err != EP_OK) {
-            return err;
-        }
-        join(model);
+        err = order(model, out_error);
     }
-    for (size_t i = 0; i < model->spans_count; i++) {
+    for (size_t i = 0; err == EP_OK && i < model->spans_count; i++) {
         model->processes[model->spans[i].process].spans_count++;
     }
-    return EP_OK;
+    return err;
 }
