@@ -192,7 +192,6 @@ static void load_model(loader *load, ep_dense_model *model)
         .heads = {.heads = info->heads, .kv_heads = info->kv_heads, .head_dim = info->head_dim},
         .positions_max = info->positions_max,
         .rms_norm_eps = info->rms_norm_eps,
-        .rope_theta = info->rope_theta,
     };
     memcpy(model->shape.version, info->files_version, sizeof(model->shape.version));
     model->layers = allocate(load, info->layers_count, 1, sizeof(*model->layers));
