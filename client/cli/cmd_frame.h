@@ -9,7 +9,8 @@
 extern const ep_cli_command ep_cli_frame_encode_command;
 extern const ep_cli_command ep_cli_frame_decode_command;
 
-/* The method of "expertd.v1.Health/Check"; another text ends the program. */
-const ep_rpc_method *ep_cli_frame_method(struct argp_state *state, const char *text);
+/* --method "expertd.v1.Health/Check" of both; NULL: not given. */
+extern const ep_rpc_method *ep_cli_frame_method;
+void ep_cli_frame_take_method(struct argp_state *state, const char *option, char *text);
 
 #endif

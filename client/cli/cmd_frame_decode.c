@@ -20,8 +20,7 @@
 
 static struct {
     const char *file;
-    const ep_rpc_method *method; /* NULL: by the frame's number */
-    const char *tensors_out;     /* NULL none */
+    const char *tensors_out; /* NULL none */
 } wanted;
 
 typedef struct frame_file {
@@ -30,26 +29,21 @@ typedef struct frame_file {
     ep_frame frame;
 } frame_file;
 
-const ep_rpc_method *ep_cli_frame_method(struct argp_state *state, const char *text)
+const ep_rpc_method *ep_cli_frame_method;
+
+void ep_cli_frame_take_method(struct argp_state *state, const char *option, char *text)
 {
     char service[SERVICE_BYTES];
     const char *slash = strchr(text, '/');
-    const ep_rpc_method *method = NULL;
+    ep_cli_frame_method = NULL;
     if (slash != NULL && (size_t)(slash - text) < sizeof(service)) {
         snprintf(service, sizeof(service), "%.*s", (int)(slash - text), text);
-        method = ep_rpc_method_by_name(service, slash + 1);
+        ep_cli_frame_method = ep_rpc_method_by_name(service, slash + 1);
     }
-    if (method == NULL) {
+    if (ep_cli_frame_method == NULL) {
         argp_error(state, "%s is '%s', allowed: SERVICE/METHOD as in expertctl frame list",
-                   ep_cli_setting_name("--method", text), text);
+                   ep_cli_setting_name(option, text), text);
     }
-    return method;
-}
-
-static void take_method(struct argp_state *state, const char *option, char *text)
-{
-    (void)option;
-    wanted.method = ep_cli_frame_method(state, text);
 }
 
 static void take_file(struct argp_state *state, char *text)
@@ -67,7 +61,7 @@ static void check(struct argp_state *state)
 
 static const ep_cli_option rows[] = {
     {"method", 0, "SERVICE/METHOD", "Whose message it is (default: by the number in the frame)", 1,
-     .take = take_method},
+     .take = ep_cli_frame_take_method},
     {"tensors-out", 0, "FILE", "Gets the tensor section, as it is", 1, .text = &wanted.tensors_out},
 };
 
@@ -242,8 +236,9 @@ static ep_err add_payload(const frame_file *file, const ep_rpc_method *method,
 
 static ep_err print_frame(const frame_file *file, ep_error *out_status, ep_error *out_error)
 {
-    const ep_rpc_method *method =
-        wanted.method != NULL ? wanted.method : ep_rpc_method_by_id(file->frame.method_id);
+    const ep_rpc_method *method = ep_cli_frame_method != NULL
+                                      ? ep_cli_frame_method
+                                      : ep_rpc_method_by_id(file->frame.method_id);
     ep_buffer_pool *pool = NULL;
     ep_rpc_budget budget;
     if (ep_buffer_pool_create(0, 0, &pool) != EP_OK) {

@@ -25,7 +25,6 @@
 #define TENSORS_MAX 64
 
 static struct {
-    const ep_rpc_method *method;
     const char *json;
     const char *json_file;
     const char *tensors; /* NULL none */
@@ -43,12 +42,6 @@ static struct {
 } wanted = {.deadline_us = EP_FRAME_DEADLINE_NONE, .call_id = 1, .payload_crc = true};
 
 /* ---- the command line ---- */
-
-static void take_method(struct argp_state *state, const char *option, char *text)
-{
-    (void)option;
-    wanted.method = ep_cli_frame_method(state, text);
-}
 
 static void take_tensor(struct argp_state *state, const char *option, char *text)
 {
@@ -82,14 +75,14 @@ static void check_options(struct argp_state *state)
     bool from_batch = ep_cli_layer_wanted.in != NULL;
     bool batch_options = ep_cli_layer_wanted.args.model != NULL || ep_cli_layer_wanted.has_layer ||
                          ep_cli_layer_wanted.logits != NULL;
-    ep_cli_arg_required(state, "--method", wanted.method);
+    ep_cli_arg_required(state, "--method", ep_cli_frame_method);
     ep_cli_arg_required(state, "-o", wanted.out);
     if (from_batch || batch_options) {
-        if (wanted.method != ep_rpc_method_by_name("expertd.v1.Gateway", "Forward")) {
+        if (ep_cli_frame_method != ep_rpc_method_by_name("expertd.v1.Gateway", "Forward")) {
             argp_error(state,
                        "--in, --model and --layer make requests of expertd.v1.Gateway/Forward "
                        "only, --method is %s/%s",
-                       wanted.method->service->name, wanted.method->method->name);
+                       ep_cli_frame_method->service->name, ep_cli_frame_method->method->name);
         }
         ep_cli_layer_require(state);
     }
@@ -118,7 +111,7 @@ static void check_options(struct argp_state *state)
 
 static const ep_cli_option rows[] = {
     {"method", 0, "SERVICE/METHOD", "As in expertctl frame list (required)", 1,
-     .take = take_method},
+     .take = ep_cli_frame_take_method},
     {"output", 'o', "FILE", "Gets the frame; - is standard output (required)", 1,
      .text = &wanted.out},
     {"json", 0, "TEXT", "The request message as JSON (default: {})", 1, .text = &wanted.json},
@@ -274,7 +267,7 @@ static ep_err write_frame(const ProtobufCMessage *message, ep_buffer_pool *pool,
     } else {
         out->frame.kind = EP_FRAME_REQUEST;
         out->frame.call_id = wanted.call_id;
-        out->frame.method_id = wanted.method->id;
+        out->frame.method_id = ep_cli_frame_method->id;
         out->frame.deadline_us = wanted.deadline_us;
         ep_rpc_out_seal(out, wanted.payload_crc);
         err = write_parts(out, out_error);
@@ -297,7 +290,8 @@ static ep_err encode_json(ep_buffer_pool *pool, ep_error *out_error)
         return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT, "%s: line %d: %s", from, why.line,
                             why.text);
     }
-    ep_err err = ep_cli_message_from_json(wanted.method->method->input, json, &message, out_error);
+    ep_err err =
+        ep_cli_message_from_json(ep_cli_frame_method->method->input, json, &message, out_error);
     json_decref(json);
     if (err != EP_OK) {
         return ep_error_prefix(out_error, err, "%s", from);
