@@ -18,44 +18,36 @@ static bool is_shown(const Expertd__V1__ConfigEntry *entry)
            (strcmp(entry->origin, "default") != 0 && strcmp(entry->origin, "not set") != 0);
 }
 
-static bool print_json(const Expertd__V1__ConfigReply *reply)
+static bool print(const Expertd__V1__ConfigReply *reply)
 {
+    ep_cli_table *table = ep_cli_table_create("KEY|VALUE|2ORIGIN|1RELOAD");
     json_t *entries = json_array();
     for (size_t i = 0; i < reply->n_entries; i++) {
         const Expertd__V1__ConfigEntry *entry = reply->entries[i];
-        if (is_shown(entry)) {
-            json_array_append_new(entries, json_pack("{s:o, s:o, s:o, s:b}", "key",
-                                                     ep_cli_json_text(entry->key), "value",
-                                                     ep_cli_json_text(entry->value), "origin",
-                                                     ep_cli_json_text(entry->origin), "reloadable",
-                                                     (int)entry->reloadable));
+        if (!is_shown(entry)) {
+            continue;
         }
+        json_array_append_new(entries,
+                              json_pack("{s:o, s:o, s:o, s:b}", "key", ep_cli_json_text(entry->key),
+                                        "value", ep_cli_json_text(entry->value), "origin",
+                                        ep_cli_json_text(entry->origin), "reloadable",
+                                        (int)entry->reloadable));
+        ep_cli_table_cell(table, "%s", entry->key);
+        ep_cli_table_cell(table, "%s", entry->value[0] != '\0' ? entry->value : "-");
+        /* A terminal gets a short origin; the key tells which flag or variable it is. */
+        ep_cli_table_brief(table, entry->origin,
+                           strncmp(entry->origin, "flag ", 5) == 0           ? "flag"
+                           : strncmp(entry->origin, "environment ", 12) == 0 ? "environment"
+                                                                             : entry->origin);
+        ep_cli_table_cell(table, "%s", entry->reloadable ? "yes" : "no");
     }
-    return ep_cli_json_print(json_pack("{s:o, s:o, s:o}", "program",
-                                       ep_cli_json_text(reply->program), "software",
-                                       ep_cli_json_text(reply->software), "entries", entries),
-                             stdout);
-}
-
-static bool print_table(const Expertd__V1__ConfigReply *reply)
-{
-    ep_cli_table *table = ep_cli_table_create("KEY|VALUE|2ORIGIN|1RELOAD");
-    ep_cli_line(stdout, "%s, %s", reply->program, reply->software);
-    putchar('\n');
-    for (size_t i = 0; i < reply->n_entries; i++) {
-        const Expertd__V1__ConfigEntry *entry = reply->entries[i];
-        if (is_shown(entry)) {
-            ep_cli_table_cell(table, "%s", entry->key);
-            ep_cli_table_cell(table, "%s", entry->value[0] != '\0' ? entry->value : "-");
-            /* A terminal gets a short origin; the key tells which flag or variable it is. */
-            ep_cli_table_brief(table, entry->origin,
-                               strncmp(entry->origin, "flag ", 5) == 0           ? "flag"
-                               : strncmp(entry->origin, "environment ", 12) == 0 ? "environment"
-                                                                                 : entry->origin);
-            ep_cli_table_cell(table, "%s", entry->reloadable ? "yes" : "no");
-        }
+    if (ep_cli_output_format == EP_CLI_TABLE) {
+        ep_cli_line(stdout, "%s, %s", reply->program, reply->software);
+        putchar('\n');
     }
-    return ep_cli_table_print(table, stdout);
+    return ep_cli_output_print(
+        table, json_pack("{s:o, s:o, s:o}", "program", ep_cli_json_text(reply->program), "software",
+                         ep_cli_json_text(reply->software), "entries", entries));
 }
 
 static ep_err run(ep_cli_call *call, ep_error *out_error)
@@ -65,8 +57,7 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     if (err != EP_OK) {
         return err;
     }
-    const Expertd__V1__ConfigReply *reply = (const Expertd__V1__ConfigReply *)message;
-    call->failed = !(ep_cli_output_format == EP_CLI_JSON ? print_json(reply) : print_table(reply));
+    call->failed = !print((const Expertd__V1__ConfigReply *)message);
     protobuf_c_message_free_unpacked(message, NULL);
     return EP_OK;
 }

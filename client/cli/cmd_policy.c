@@ -78,33 +78,10 @@ static void time_text(uint64_t unix_s, char *out, size_t bytes)
     }
 }
 
-static bool print_json(const Expertd__V1__PolicyReply *reply)
-{
-    json_t *entries = json_array();
-    for (size_t i = 0; i < reply->n_entries; i++) {
-        const Expertd__V1__PolicyEntry *entry = reply->entries[i];
-        json_array_append_new(
-            entries,
-            json_pack("{s:o, s:o, s:o, s:I, s:I, s:o, s:o, s:o, s:o}", "key",
-                      ep_cli_json_text(entry->key), "value", ep_cli_json_text(entry->value),
-                      "origin", ep_cli_json_text(entry->origin), "revision",
-                      (json_int_t)entry->revision, "set_at", (json_int_t)entry->set_at, "who",
-                      ep_cli_json_text(entry->who), "allowed", ep_cli_json_text(entry->allowed),
-                      "unused", ep_cli_json_text(entry->unused), "help",
-                      ep_cli_json_text(entry->help)));
-    }
-    return ep_cli_json_print(json_pack("{s:I, s:b, s:o, s:o}", "revision",
-                                       (json_int_t)reply->revision, "kept", (int)reply->kept,
-                                       "store", ep_cli_json_text(reply->store), "entries", entries),
-                             stdout);
-}
-
-static bool print_table(const Expertd__V1__PolicyReply *reply)
+static bool print_all(const Expertd__V1__PolicyReply *reply)
 {
     ep_cli_table *table = ep_cli_table_create("KEY|VALUE|ORIGIN|3SET|2BY|1ALLOWED");
-    ep_cli_line(stdout, "policy revision %" PRIu64 ", %s%s", reply->revision,
-                reply->kept ? "kept in " : "not written yet to ", reply->store);
-    putchar('\n');
+    json_t *entries = json_array();
     for (size_t i = 0; i < reply->n_entries; i++) {
         const Expertd__V1__PolicyEntry *entry = reply->entries[i];
         char when[32];
@@ -115,9 +92,27 @@ static bool print_table(const Expertd__V1__PolicyReply *reply)
         ep_cli_table_cell(table, "%s", when);
         ep_cli_table_cell(table, "%s", entry->who[0] != '\0' ? entry->who : "-");
         ep_cli_table_cell(table, "%s", entry->allowed);
+        json_array_append_new(
+            entries,
+            json_pack("{s:o, s:o, s:o, s:I, s:I, s:o, s:o, s:o, s:o}", "key",
+                      ep_cli_json_text(entry->key), "value", ep_cli_json_text(entry->value),
+                      "origin", ep_cli_json_text(entry->origin), "revision",
+                      (json_int_t)entry->revision, "set_at", (json_int_t)entry->set_at, "who",
+                      ep_cli_json_text(entry->who), "allowed", ep_cli_json_text(entry->allowed),
+                      "unused", ep_cli_json_text(entry->unused), "help",
+                      ep_cli_json_text(entry->help)));
     }
-    bool good = ep_cli_table_print(table, stdout);
-    for (size_t i = 0; i < reply->n_entries; i++) {
+    const bool is_table = ep_cli_output_format == EP_CLI_TABLE;
+    if (is_table) {
+        ep_cli_line(stdout, "policy revision %" PRIu64 ", %s%s", reply->revision,
+                    reply->kept ? "kept in " : "not written yet to ", reply->store);
+        putchar('\n');
+    }
+    bool good = ep_cli_output_print(
+        table,
+        json_pack("{s:I, s:b, s:o, s:o}", "revision", (json_int_t)reply->revision, "kept",
+                  (int)reply->kept, "store", ep_cli_json_text(reply->store), "entries", entries));
+    for (size_t i = 0; is_table && i < reply->n_entries; i++) {
         if (reply->entries[i]->unused[0] != '\0') {
             ep_cli_line(stdout, "%s is set at revision %" PRIu64 " and not in force: it %s",
                         reply->entries[i]->key, reply->entries[i]->revision,
@@ -225,10 +220,8 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     ep_err err = ep_cli_control_open_operator(&ep_cli_peer, &control, out_error);
     err = err == EP_OK ? change(control, &reply, out_error) : err;
     ep_cli_control_close(control);
-    if (err == EP_OK && ep_cli_output_format == EP_CLI_JSON) {
-        call->failed = !print_json(reply);
-    } else if (err == EP_OK && wanted.count == 0) {
-        call->failed = !print_table(reply);
+    if (err == EP_OK && (ep_cli_output_format == EP_CLI_JSON || wanted.count == 0)) {
+        call->failed = !print_all(reply);
     } else if (err == EP_OK) {
         ep_cli_line(stdout, "policy revision %" PRIu64, reply->revision);
         print_changes(call->program, reply);

@@ -27,8 +27,9 @@ static void check(struct argp_state *state)
     }
 }
 
-static bool print_json(const char *url, const Expertd__V1__ListServicesReply *reply)
+static bool print(const char *url, const Expertd__V1__ListServicesReply *reply)
 {
+    ep_cli_table *table = ep_cli_table_create("SERVICE|METHOD|ID|REPLY|ROLE|IDEMPOTENT");
     json_t *services = json_array();
     for (size_t s = 0; s < reply->n_services; s++) {
         const Expertd__V1__ServiceInfo *service = reply->services[s];
@@ -42,22 +43,6 @@ static bool print_json(const char *url, const Expertd__V1__ListServicesReply *re
                           ep_cli_json_text(method->input), "output",
                           ep_cli_json_text(method->output), "stream", method->server_stream, "role",
                           ep_cli_json_text(method->role), "idempotent", method->idempotent));
-        }
-        json_array_append_new(
-            services,
-            json_pack("{s:o, s:o}", "name", ep_cli_json_text(service->name), "methods", methods));
-    }
-    return ep_cli_json_print(
-        json_pack("{s:o, s:o}", "url", ep_cli_json_text(url), "services", services), stdout);
-}
-
-static bool print_table(const Expertd__V1__ListServicesReply *reply)
-{
-    ep_cli_table *table = ep_cli_table_create("SERVICE|METHOD|ID|REPLY|ROLE|IDEMPOTENT");
-    for (size_t s = 0; s < reply->n_services; s++) {
-        const Expertd__V1__ServiceInfo *service = reply->services[s];
-        for (size_t m = 0; m < service->n_methods; m++) {
-            const Expertd__V1__MethodInfo *method = service->methods[m];
             ep_cli_table_cell(table, "%s", service->name);
             ep_cli_table_cell(table, "%s", method->name);
             ep_cli_table_cell(table, "0x%04x", method->id);
@@ -65,8 +50,12 @@ static bool print_table(const Expertd__V1__ListServicesReply *reply)
             ep_cli_table_cell(table, "%s", method->role);
             ep_cli_table_cell(table, "%s", method->idempotent ? "yes" : "no");
         }
+        json_array_append_new(
+            services,
+            json_pack("{s:o, s:o}", "name", ep_cli_json_text(service->name), "methods", methods));
     }
-    return ep_cli_table_print(table, stdout);
+    return ep_cli_output_print(
+        table, json_pack("{s:o, s:o}", "url", ep_cli_json_text(url), "services", services));
 }
 
 static ep_err run(ep_cli_call *call, ep_error *out_error)
@@ -82,9 +71,7 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     if (err != EP_OK) {
         return err;
     }
-    const Expertd__V1__ListServicesReply *reply = (const Expertd__V1__ListServicesReply *)message;
-    call->failed =
-        !(ep_cli_output_format == EP_CLI_JSON ? print_json(url, reply) : print_table(reply));
+    call->failed = !print(url, (const Expertd__V1__ListServicesReply *)message);
     protobuf_c_message_free_unpacked(message, NULL);
     return EP_OK;
 }
