@@ -97,11 +97,6 @@ typedef struct watch_state {
     size_t nodes_shown;
 } watch_state;
 
-static bool print_json(const watch_state *state)
-{
-    return ep_cli_json_print_line(ep_top_json(&state->before, &state->now, wanted.hottest), stdout);
-}
-
 static void draw(watch_state *state)
 {
     char *lines = NULL;
@@ -125,7 +120,8 @@ static void show(watch_state *state)
         return;
     }
     if (ep_cli_output_format == EP_CLI_JSON) {
-        state->good = print_json(state);
+        state->good = ep_cli_json_print_line(
+            ep_top_json(&state->before, &state->now, wanted.hottest), stdout);
     } else {
         state->view.screen = (ep_screen){.columns = ep_screen_of(STDOUT_FILENO).columns};
         state->good = ep_top_print(&state->before, &state->now, &state->view, NULL, stdout);

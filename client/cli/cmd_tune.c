@@ -171,8 +171,10 @@ static void print_machine(void)
                 ep_cli_bytes_text((uint64_t)m->link_bytes_per_s, link), m->round_trip_s * 1e6);
 }
 
-static bool print_json(uint32_t chosen, const char *why)
+static bool print(const char *program, uint32_t chosen, const char *why)
 {
+    ep_cli_table *table =
+        ep_cli_table_create(">TOKENS|>DECODE US|>PREFILL US|>PREFILL/DECODE|>WINS|FASTER");
     json_t *sizes = json_array();
     for (size_t s = 0; s < wanted.count; s++) {
         const ep_cli_tune_verdict *verdict = &wanted.verdicts[s];
@@ -185,23 +187,6 @@ static bool print_json(uint32_t chosen, const char *why)
                       "prefill_over_decode", verdict->ratio, "decode_wins",
                       (json_int_t)verdict->decode_wins, "prefill_wins",
                       (json_int_t)verdict->prefill_wins, "faster", winner_words[verdict->winner]));
-    }
-    const bool has_machine = wanted.machine_why.code == EP_OK;
-    return ep_cli_json_print(
-        json_pack("{s:I, s:I, s:o, s:o, s:s*, s:o, s:o*}", "rounds", (json_int_t)wanted.rounds,
-                  "wins_needed", (json_int_t)ep_cli_tune_wins_needed(wanted.rounds), "sizes", sizes,
-                  "decode_tokens_max", chosen != 0 ? json_integer(chosen) : json_null(), "why", why,
-                  "machine", has_machine ? ep_plan_machine_json(&wanted.machine) : json_null(),
-                  "machine_why", has_machine ? NULL : ep_cli_json_text(wanted.machine_why.text)),
-        stdout);
-}
-
-static bool print_table(const char *program, uint32_t chosen, const char *why)
-{
-    ep_cli_table *table =
-        ep_cli_table_create(">TOKENS|>DECODE US|>PREFILL US|>PREFILL/DECODE|>WINS|FASTER");
-    for (size_t s = 0; s < wanted.count; s++) {
-        const ep_cli_tune_verdict *verdict = &wanted.verdicts[s];
         ep_cli_table_cell(table, "%" PRIu32, wanted.sizes[s].tokens);
         ep_cli_table_cell(table, "%.0f", verdict->decode_us);
         ep_cli_table_cell(table, "%.0f", verdict->prefill_us);
@@ -210,13 +195,22 @@ static bool print_table(const char *program, uint32_t chosen, const char *why)
                           verdict->prefill_wins);
         ep_cli_table_cell(table, "%s", winner_words[verdict->winner]);
     }
-    bool good = ep_cli_table_print(table, stdout);
-    putchar('\n');
-    print_machine();
-    if (chosen != 0) {
-        ep_cli_line(stdout, "expertctl policy set decode_tokens_max=%" PRIu32, chosen);
-    } else {
-        ep_cli_line(stderr, "%s: no suggestion: %s", program, why);
+    const bool has_machine = wanted.machine_why.code == EP_OK;
+    bool good = ep_cli_output_print(
+        table,
+        json_pack("{s:I, s:I, s:o, s:o, s:s*, s:o, s:o*}", "rounds", (json_int_t)wanted.rounds,
+                  "wins_needed", (json_int_t)ep_cli_tune_wins_needed(wanted.rounds), "sizes", sizes,
+                  "decode_tokens_max", chosen != 0 ? json_integer(chosen) : json_null(), "why", why,
+                  "machine", has_machine ? ep_plan_machine_json(&wanted.machine) : json_null(),
+                  "machine_why", has_machine ? NULL : ep_cli_json_text(wanted.machine_why.text)));
+    if (ep_cli_output_format == EP_CLI_TABLE) {
+        putchar('\n');
+        print_machine();
+        if (chosen != 0) {
+            ep_cli_line(stdout, "expertctl policy set decode_tokens_max=%" PRIu32, chosen);
+        } else {
+            ep_cli_line(stderr, "%s: no suggestion: %s", program, why);
+        }
     }
     return good;
 }
@@ -244,9 +238,7 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     ep_error_clear(&wanted.machine_why);
     (void)find_machine(&wanted.machine_why);
     const uint32_t chosen = ep_cli_tune_choose(wanted.sizes, wanted.verdicts, wanted.count, &why);
-    bool good = ep_cli_output_format == EP_CLI_JSON ? print_json(chosen, why)
-                                                    : print_table(call->program, chosen, why);
-    call->failed = !good || chosen == 0;
+    call->failed = !print(call->program, chosen, why) || chosen == 0;
     return EP_OK;
 }
 
