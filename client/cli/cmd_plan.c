@@ -331,7 +331,7 @@ static ep_err check_one_model(const Expertd__V1__PlanReply *reply, ep_error *out
 }
 
 /* Says which node is which device, since the map has only device numbers. */
-static void say_written(const char *program, const char *file, const Expertd__V1__PlanReply *reply,
+static void say_written(const char *program, const Expertd__V1__PlanReply *reply,
                         const ep_expert_map *map)
 {
     uint32_t least = UINT32_MAX, most = 0;
@@ -345,8 +345,8 @@ static void say_written(const char *program, const char *file, const Expertd__V1
     ep_cli_line(
         stderr,
         "%s: %s is the %s of %u layers; its devices are the %zu nodes in order of name, %s first",
-        program, file, reply->applied ? "new placement" : "plan", map->layers_count, reply->n_nodes,
-        reply->nodes[0]->name);
+        program, wanted.offline.map_file, reply->applied ? "new placement" : "plan",
+        map->layers_count, reply->n_nodes, reply->nodes[0]->name);
     if (least != most) {
         ep_cli_line(stderr,
                     "%s: its devices hold %u..%u experts of a layer: placement: static takes that, "
@@ -355,7 +355,7 @@ static void say_written(const char *program, const char *file, const Expertd__V1
     }
 }
 
-static ep_err write_map(const char *program, const char *file, const Expertd__V1__PlanReply *reply,
+static ep_err write_map(const char *program, const Expertd__V1__PlanReply *reply,
                         ep_error *out_error)
 {
     ep_expert_map *map = NULL;
@@ -366,20 +366,20 @@ static ep_err write_map(const char *program, const char *file, const Expertd__V1
         err = ep_expert_map_set_layer(map, l, layer->experts, layer->offsets, layer->node_indexes,
                                       (uint32_t)reply->n_nodes, out_error);
     }
-    err = err != EP_OK ? err : ep_expert_map_write_file(map, file, out_error);
+    err = err != EP_OK ? err : ep_expert_map_write_file(map, wanted.offline.map_file, out_error);
     if (err == EP_OK) {
-        say_written(program, file, reply, map);
+        say_written(program, reply, map);
     }
     ep_expert_map_destroy(map);
     return err;
 }
 
-static ep_err run_live(ep_cli_call *call, bool apply, const char *map_file, ep_error *out_error)
+static ep_err run_live(ep_cli_call *call, ep_error *out_error)
 {
     Expertd__V1__PlanRequest request = EXPERTD__V1__PLAN_REQUEST__INIT;
     ProtobufCMessage *message = NULL;
-    request.apply = apply;
-    request.with_copies = map_file != NULL;
+    request.apply = wanted.apply;
+    request.with_copies = wanted.offline.map_file != NULL;
     ep_err err =
         ep_cli_admin_call_once(&ep_cli_peer, "PlanPlacement", &request.base, &message, out_error);
     if (err != EP_OK) {
@@ -391,7 +391,7 @@ static ep_err run_live(ep_cli_call *call, bool apply, const char *map_file, ep_e
         const plan_sum sum = sum_up(reply);
         call->failed = !(ep_cli_output_format == EP_CLI_JSON ? print_json(reply, &sum)
                                                              : print_tables(reply, &sum));
-        err = map_file != NULL ? write_map(call->program, map_file, reply, out_error) : EP_OK;
+        err = request.with_copies ? write_map(call->program, reply, out_error) : EP_OK;
     }
     protobuf_c_message_free_unpacked(message, NULL);
     return err;
@@ -403,7 +403,7 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
 {
     ep_plan_machine *machine = &wanted.offline.machine;
     if (wanted.offline.config_file == NULL) {
-        return run_live(call, wanted.apply, wanted.offline.map_file, out_error);
+        return run_live(call, out_error);
     }
     machine->memory_bytes_per_s = (double)wanted.memory_bandwidth;
     machine->link_bytes_per_s = (double)wanted.link_bandwidth;

@@ -20,7 +20,7 @@
 
 typedef enum export_format { EXPORT_PERFETTO, EXPORT_HTML } export_format;
 
-typedef struct read_options {
+static struct {
     const char *dirs[EP_CLI_TRACE_RECORDINGS_MAX];
     size_t dirs_count;
     ep_trace_id trace;
@@ -28,9 +28,7 @@ typedef struct read_options {
     uint64_t top;       /* report */
     export_format kind; /* export */
     const char *file;   /* export */
-} read_options;
-
-static read_options wanted = {.events_max = EP_CLI_TRACE_EVENTS_MAX_DEFAULT, .top = TOP_DEFAULT};
+} wanted = {.events_max = EP_CLI_TRACE_EVENTS_MAX_DEFAULT, .top = TOP_DEFAULT};
 static bool kind_given;
 
 static void take_trace(struct argp_state *state, const char *option, char *arg)
@@ -69,14 +67,14 @@ static void check_dirs(struct argp_state *state)
     "Read at most so many events, 1..100000000 (default 2000000). An event costs up to 120 bytes " \
     "of memory"
 
-static ep_err load(const read_options *options, ep_cli_trace_model **out_model, ep_error *out_error)
+static ep_err load(ep_cli_trace_model **out_model, ep_error *out_error)
 {
     ep_cli_trace_model *model = NULL;
-    ep_err err = ep_cli_trace_load(options->dirs, options->dirs_count, options->events_max, &model,
-                                   out_error);
-    err = err != EP_OK ? err : ep_cli_trace_model_finish(model, options->trace, out_error);
+    ep_err err =
+        ep_cli_trace_load(wanted.dirs, wanted.dirs_count, wanted.events_max, &model, out_error);
+    err = err != EP_OK ? err : ep_cli_trace_model_finish(model, wanted.trace, out_error);
     if (err == EP_OK && model->spans_count == 0 &&
-        (options->trace.high != 0 || options->trace.low != 0)) {
+        (wanted.trace.high != 0 || wanted.trace.low != 0)) {
         err = ep_error_set(out_error, EP_ERR_NOT_FOUND,
                            "no span has that --trace-id; `expertctl trace report` lists those of "
                            "the slowest requests");
@@ -115,7 +113,7 @@ static ep_err run_report(ep_cli_call *call, ep_error *out_error)
 {
     ep_cli_trace_model *model = NULL;
     ep_cli_trace_figures figures = {0};
-    ep_err err = load(&wanted, &model, out_error);
+    ep_err err = load(&model, out_error);
     err = err != EP_OK ? err : ep_cli_trace_figures_make(model, &figures, out_error);
     if (err == EP_OK) {
         warn(call->program, model);
@@ -170,10 +168,10 @@ typedef struct export_data {
     ep_cli_trace_pick pick;
 } export_data;
 
-static ep_err make_data(const read_options *options, export_data *out_data, ep_error *out_error)
+static ep_err make_data(export_data *out_data, ep_error *out_error)
 {
-    ep_err err = load(options, &out_data->model, out_error);
-    if (err != EP_OK || options->kind != EXPORT_HTML) {
+    ep_err err = load(&out_data->model, out_error);
+    if (err != EP_OK || wanted.kind != EXPORT_HTML) {
         return err != EP_OK ? err
                             : ep_cli_trace_lanes_make(out_data->model, &out_data->lanes, out_error);
     }
@@ -184,36 +182,36 @@ static ep_err make_data(const read_options *options, export_data *out_data, ep_e
                                         EP_CLI_TRACE_PAGE_SPANS, &out_data->pick, out_error);
 }
 
-static ep_err write_file(const read_options *options, const export_data *data, ep_error *out_error)
+static ep_err write_file(const export_data *data, ep_error *out_error)
 {
     char part[PATH_BYTES];
-    snprintf(part, sizeof(part), "%s.part", options->file);
+    snprintf(part, sizeof(part), "%s.part", wanted.file);
     FILE *out = fopen(part, "w");
     if (out == NULL) {
         return ep_error_set(out_error, EP_ERR_IO, "%s: %s", part, strerror(errno));
     }
-    bool good = options->kind == EXPORT_HTML
+    bool good = wanted.kind == EXPORT_HTML
                     ? ep_cli_trace_write_html(data->model, &data->figures, &data->pick, out)
                     : ep_cli_trace_write_perfetto(data->model, &data->lanes, out);
     good = fclose(out) == 0 && good;
-    if (!good || rename(part, options->file) != 0) {
+    if (!good || rename(part, wanted.file) != 0) {
         int number = errno;
         unlink(part);
-        return ep_error_set(out_error, EP_ERR_IO, "cannot write %s: %s", options->file,
+        return ep_error_set(out_error, EP_ERR_IO, "cannot write %s: %s", wanted.file,
                             strerror(number));
     }
     return EP_OK;
 }
 
-static void say_written(const read_options *options, const export_data *data)
+static void say_written(const export_data *data)
 {
-    if (options->kind == EXPORT_HTML) {
-        printf("%s: %zu of %zu spans, %zu of %zu calls; its figures count all\n", options->file,
+    if (wanted.kind == EXPORT_HTML) {
+        printf("%s: %zu of %zu spans, %zu of %zu calls; its figures count all\n", wanted.file,
                data->pick.spans_count, data->model->spans_count, data->pick.calls_count,
                data->figures.requests_count);
         return;
     }
-    printf("%s: %zu spans in %zu lanes\n", options->file,
+    printf("%s: %zu spans in %zu lanes\n", wanted.file,
            data->model->spans_count - data->lanes.left_out, data->lanes.lanes_count);
     if (data->lanes.left_out > 0) {
         printf("left out: %zu spans that overlap more than %d others of their kind\n",
@@ -224,11 +222,11 @@ static void say_written(const read_options *options, const export_data *data)
 static ep_err run_export(ep_cli_call *call, ep_error *out_error)
 {
     export_data data = {0};
-    ep_err err = make_data(&wanted, &data, out_error);
-    err = err != EP_OK ? err : write_file(&wanted, &data, out_error);
+    ep_err err = make_data(&data, out_error);
+    err = err != EP_OK ? err : write_file(&data, out_error);
     if (err == EP_OK) {
         warn(call->program, data.model);
-        say_written(&wanted, &data);
+        say_written(&data);
     }
     ep_cli_trace_lanes_free(&data.lanes);
     ep_cli_trace_pick_free(&data.pick);

@@ -20,26 +20,24 @@
 #define EP_BUILD_REVISION "unknown"
 #endif
 
-static void print_help(FILE *out)
+static void print_help(void)
 {
-    fprintf(out,
-            "Usage: %s COMMAND [OPTION...]\n"
-            "The operator's and the tester's command line of expertd.\n\nCommands:\n",
-            PROGRAM);
+    printf("Usage: %s COMMAND [OPTION...]\n"
+           "The operator's and the tester's command line of expertd.\n\nCommands:\n",
+           PROGRAM);
     for (size_t i = 0; ep_cli_commands[i] != NULL; i++) {
-        fprintf(out, "  %-10s %s\n", ep_cli_commands[i]->name, ep_cli_commands[i]->help);
+        printf("  %-10s %s\n", ep_cli_commands[i]->name, ep_cli_commands[i]->help);
     }
-    fprintf(out, "  %-10s %s\n\n", "help",
-            "this text, or all about a command: expertctl help generate");
+    printf("  %-10s %s\n\n", "help", "this text, or all about a command: expertctl help generate");
     fputs("The service is reached at --coordinator URL, at --node URL (once or more\n"
           "often), else at " EP_CLI_COORDINATOR_DEFAULT ".\n" EP_CLI_SETTINGS_HELP "\n\n",
-          out);
-    fprintf(out, "Examples:\n"
-                 "  expertctl status\n"
-                 "  expertctl table --model demo --layer 0 -o json\n"
-                 "  expertctl forward --model demo --layer 0 --random 4\n"
-                 "  expertctl generate --checkpoint deploy/demo-model/checkpoint --model demo \\\n"
-                 "      --prompt \"The file \" --bytes 100\n\n" EP_CLI_EXIT_HELP "\n");
+          stdout);
+    printf("Examples:\n"
+           "  expertctl status\n"
+           "  expertctl table --model demo --layer 0 -o json\n"
+           "  expertctl forward --model demo --layer 0 --random 4\n"
+           "  expertctl generate --checkpoint deploy/demo-model/checkpoint --model demo \\\n"
+           "      --prompt \"The file \" --bytes 100\n\n" EP_CLI_EXIT_HELP "\n");
 }
 
 static int unknown_command(const char *name)
@@ -56,7 +54,7 @@ static int help(int argc, char **argv)
 {
     char name[NAME_BYTES];
     if (argc == 0) {
-        print_help(stdout);
+        print_help();
         return EP_CLI_EXIT_OK;
     }
     const ep_cli_command *command = ep_cli_command_find(ep_cli_commands, argv[0]);

@@ -34,9 +34,7 @@ ep_err ep_cli_node_list_from_cluster(const Expertd__V1__ClusterStatusReply *clus
         ep_cli_node *node = &out_list->nodes[count++];
         snprintf(node->name, sizeof(node->name), "%s", entry->name);
         snprintf(node->url, sizeof(node->url), "%s", entry->url);
-        snprintf(node->state, sizeof(node->state), "%s", entry->state);
         node->rows_served = entry->rows_served;
-        node->last_seen_ms = entry->last_seen_ms;
     }
     out_list->count = count;
     return err;

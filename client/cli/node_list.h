@@ -10,9 +10,7 @@
 typedef struct ep_cli_node {
     char name[EP_NODE_NAME_BYTES]; /* "" when not known */
     char url[EP_URL_BYTES];
-    char state[32];                       /* by the coordinator; "": no coordinator */
     uint64_t rows_served;                 /* by the coordinator */
-    uint64_t last_seen_ms;                /* age of the last heartbeat */
     Expertd__V1__NodeStatusReply *status; /* NULL: did not answer, or was not asked */
     ep_error error;                       /* why it did not answer */
     uint64_t answered_us;                 /* local wall clock when it answered */

@@ -41,11 +41,11 @@ static bool write_json(const char *key, json_t *taken_json, FILE *out)
     return good && fputs(",\n", out) != EOF;
 }
 
-static json_t *texts(const char *const *list, size_t count)
+static json_t *kinds(void)
 {
     json_t *array = json_array();
-    for (size_t i = 0; i < count; i++) {
-        json_array_append_new(array, json_string(list[i]));
+    for (size_t i = 0; i < EP_CLI_SPAN_KINDS; i++) {
+        json_array_append_new(array, json_string(ep_cli_span_names[i]));
     }
     return array;
 }
@@ -257,8 +257,7 @@ static bool write_data(writer *w)
             w->pick->spans_count, w->pick->calls_count, w->figures->experts_count,
             model->spans_count > 0 ? model->spans[0].begin_ns : 0);
     return write_json("report", ep_cli_trace_report_json(model, w->figures, 0), out) &&
-           write_json("kinds", texts(ep_cli_span_names, EP_CLI_SPAN_KINDS), out) &&
-           write_json("statuses", statuses(), out) &&
+           write_json("kinds", kinds(), out) && write_json("statuses", statuses(), out) &&
            write_json("processes", processes(model), out) &&
            write_json("bins", bins_json(model, w->figures), out) &&
            write_json("experts", experts_json(w->figures), out) && write_rows(w) &&
