@@ -47,16 +47,11 @@ typedef struct gathered {
     ep_rpc_look *looks;
 } gathered;
 
-/* Looks at a port that did not answer, unless the error already says why. */
-static void look_at(const ep_cli_connect *connect, const char *url, const ep_error *error,
-                    ep_rpc_look *out_look)
+/* Whether a port that did not answer is looked at: the error does not say why. */
+static bool is_open_question(const ep_error *error)
 {
-    const ep_lane_address address = {.url = url,
-                                     .tls = connect->tls.ca_file != NULL ? &connect->tls : NULL};
-    if (error->code != EP_ERR_UNIMPLEMENTED && error->code != EP_ERR_PERMISSION_DENIED &&
-        error->code != EP_ERR_UNAUTHENTICATED) {
-        ep_rpc_look_at(&address, NULL, NULL, out_look);
-    }
+    return error->code != EP_ERR_UNIMPLEMENTED && error->code != EP_ERR_PERMISSION_DENIED &&
+           error->code != EP_ERR_UNAUTHENTICATED;
 }
 
 static ep_err ask_coordinator(ep_cli_control *control, const ep_cli_connect *connect, gathered *g,
@@ -66,7 +61,8 @@ static ep_err ask_coordinator(ep_cli_control *control, const ep_cli_connect *con
     g->facts.coordinator_url = url;
     if (ep_cli_control_ask_one(control, url, "expertd.v1.Coordinator", "ClusterStatus", NULL,
                                &g->cluster, &g->facts.coordinator_error) != EP_OK) {
-        look_at(connect, url, &g->facts.coordinator_error, &g->facts.coordinator_look);
+        const char *asked = is_open_question(&g->facts.coordinator_error) ? url : NULL;
+        ep_cli_control_look(control, &asked, 1, &g->facts.coordinator_look);
         return EP_OK;
     }
     g->facts.cluster = (const Expertd__V1__ClusterStatusReply *)g->cluster;
@@ -76,16 +72,19 @@ static ep_err ask_coordinator(ep_cli_control *control, const ep_cli_connect *con
 static ep_err ask_nodes(ep_cli_control *control, const ep_cli_connect *connect, gathered *g,
                         ep_error *out_error)
 {
+    const char **asked = calloc(g->nodes.count + 1, sizeof(*asked));
     g->looks = calloc(g->nodes.count + 1, sizeof(*g->looks));
-    if (g->looks == NULL) {
+    if (asked == NULL || g->looks == NULL) {
+        free(asked);
         return ep_error_set(out_error, EP_ERR_NO_MEMORY, "no memory for %zu nodes", g->nodes.count);
     }
     ep_cli_node_list_ask(control, &g->nodes, connect->timeout_us);
     for (size_t i = 0; i < g->nodes.count; i++) {
-        if (g->nodes.nodes[i].status == NULL) {
-            look_at(connect, g->nodes.nodes[i].url, &g->nodes.nodes[i].error, &g->looks[i]);
-        }
+        const ep_cli_node *node = &g->nodes.nodes[i];
+        asked[i] = node->status == NULL && is_open_question(&node->error) ? node->url : NULL;
     }
+    ep_cli_control_look(control, asked, g->nodes.count, g->looks);
+    free(asked);
     g->facts.nodes = &g->nodes;
     g->facts.node_looks = g->looks;
     return EP_OK;

@@ -4,12 +4,12 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
 #include "base/random.h"
 #include "health.pb-c.h"
-#include "rpc/rpc_look.h"
 
 #define WAIT_NS (50 * EP_NS_PER_MS)
 
@@ -136,6 +136,11 @@ static ep_lane_address address_of(const ep_cli_control *control, const char *url
         .url = url, .tls = control->connect->tls.ca_file != NULL ? &control->connect->tls : NULL};
 }
 
+static ep_rpc_channel_state state_of(const ask_slot *slot)
+{
+    return slot->channel != NULL ? ep_rpc_channel_get_state(slot->channel) : EP_CHANNEL_READY;
+}
+
 static void start_slot(ep_cli_control *control, ask_slot *slot, const char *url,
                        const ep_rpc_method *method, const ProtobufCMessage *request,
                        uint64_t deadline_ns)
@@ -157,25 +162,53 @@ static void start_slot(ep_cli_control *control, ask_slot *slot, const char *url,
     }
 }
 
-/* Replaces "not sent, the connection ended" by the channel's own error. Whoever waits with on_wait
- * has no time for a look at each port. */
-static void explain(const ep_cli_control *control, ask_slot *slot, const char *url)
+/* ---- peers without an answer ---- */
+
+typedef struct port {
+    ep_lane_address address;
+    ep_rpc_look *look;
+    pthread_t thread;
+    bool is_looked_at;
+} port;
+
+static void *look_main(void *arg)
 {
-    const ep_lane_address address = address_of(control, url);
+    port *p = arg;
+    ep_rpc_look_at(&p->address, NULL, NULL, p->look);
+    return NULL;
+}
+
+void ep_cli_control_look(const ep_cli_control *control, const char *const *urls, size_t count,
+                         ep_rpc_look *out_looks)
+{
+    port *ports = calloc(count + 1, sizeof(*ports));
+    memset(out_looks, 0, count * sizeof(*out_looks));
+    for (size_t i = 0; ports != NULL && i < count; i++) {
+        if (urls[i] != NULL) {
+            ports[i] = (port){.address = address_of(control, urls[i]), .look = &out_looks[i]};
+            ports[i].is_looked_at =
+                pthread_create(&ports[i].thread, NULL, look_main, &ports[i]) == 0;
+        }
+    }
+    for (size_t i = 0; ports != NULL && i < count; i++) {
+        if (ports[i].is_looked_at) {
+            pthread_join(ports[i].thread, NULL);
+        }
+    }
+    free(ports);
+}
+
+/* Replaces "not sent, the connection ended" by the channel's own error, or by what stands at its
+ * port. */
+static void explain(ask_slot *slot, const char *url, const ep_rpc_look *look)
+{
     ep_error *error = &slot->answer->error;
     ep_error last;
     ep_error_clear(&last);
-    ep_rpc_channel_state state =
-        slot->channel != NULL ? ep_rpc_channel_get_state(slot->channel) : EP_CHANNEL_READY;
-    if (state == EP_CHANNEL_BROKEN) {
+    if (state_of(slot) == EP_CHANNEL_BROKEN) {
         ep_rpc_channel_last_error(slot->channel, &last);
-    } else if (state == EP_CHANNEL_CONNECTING && control->on_wait == NULL) {
-        /* the call's time-out came before that of Hello */
-        ep_rpc_look look;
-        ep_rpc_look_at(&address, NULL, NULL, &look);
-        if (look.code != NULL) {
-            ep_error_set(&last, EP_ERR_UNAVAILABLE, "%s: %s; %s", url, look.text, look.advice);
-        }
+    } else if (look != NULL && look->code != NULL) {
+        ep_error_set(&last, EP_ERR_UNAVAILABLE, "%s: %s; %s", url, look->text, look->advice);
     }
     if (last.code != EP_OK) { /* its text already has the URL */
         bool refused = last.code == EP_ERR_CONNECTION_LOST || last.code == EP_ERR_IO ||
@@ -185,6 +218,30 @@ static void explain(const ep_cli_control *control, ask_slot *slot, const char *u
     } else {
         ep_error_prefix(error, error->code, "%s", url);
     }
+}
+
+/* Whoever waits with on_wait has no time for a look. */
+static void explain_all(const ep_cli_control *control, ask_slot *slots, const char *const *urls,
+                        size_t count)
+{
+    const char **silent = control->on_wait == NULL ? calloc(count + 1, sizeof(*silent)) : NULL;
+    ep_rpc_look *looks = silent != NULL ? calloc(count + 1, sizeof(*looks)) : NULL;
+    for (size_t i = 0; looks != NULL && i < count; i++) {
+        /* the call's time-out came before that of Hello */
+        const bool is_silent =
+            slots[i].answer->message == NULL && state_of(&slots[i]) == EP_CHANNEL_CONNECTING;
+        silent[i] = is_silent ? urls[i] : NULL;
+    }
+    if (looks != NULL) {
+        ep_cli_control_look(control, silent, count, looks);
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (slots[i].answer->message == NULL) {
+            explain(&slots[i], urls[i], looks != NULL ? &looks[i] : NULL);
+        }
+    }
+    free(silent);
+    free(looks);
 }
 
 void ep_cli_control_on_wait(ep_cli_control *control, bool (*on_wait)(void *arg), void *arg)
@@ -246,10 +303,8 @@ void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t
         ep_error_set(&cancelled, EP_ERR_CANCELLED, "nobody waits for the answer any more");
         finish_slot(&slots[i], NULL, &cancelled);
     }
+    explain_all(control, slots, urls, count);
     for (size_t i = 0; i < count; i++) {
-        if (out_answers[i].message == NULL) {
-            explain(control, &slots[i], urls[i]);
-        }
         ep_rpc_channel_destroy(slots[i].channel); /* ends streams; waits for callbacks */
     }
     pthread_cond_destroy(&round.done);

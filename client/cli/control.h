@@ -12,6 +12,7 @@
 #include "connect.h"
 #include "coordinator.pb-c.h"
 #include "rpc/rpc.h"
+#include "rpc/rpc_look.h"
 
 typedef struct ep_cli_control ep_cli_control;
 
@@ -43,6 +44,9 @@ typedef struct ep_cli_answer {
 void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count,
                         const char *service, const char *method, const ProtobufCMessage *request,
                         uint64_t timeout_us, ep_cli_answer *out_answers);
+/* Looks at all these ports at once (a NULL: at none there). Takes a few seconds at most. */
+void ep_cli_control_look(const ep_cli_control *control, const char *const *urls, size_t count,
+                         ep_rpc_look *out_looks);
 void ep_cli_answers_free(ep_cli_answer *answers, size_t count);
 
 /* The same for one URL with the common timeout. Free *out_message with

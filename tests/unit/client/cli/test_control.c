@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,12 @@ static int listen_silently(char *out_url, size_t bytes)
     cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &length), 0);
     snprintf(out_url, bytes, "tcp://127.0.0.1:%u", ntohs(address.sin_port));
     return fd;
+}
+
+static int accept_one(int listener)
+{
+    struct pollfd caller = {.fd = listener, .events = POLLIN};
+    return poll(&caller, 1, TIMEOUT_MS) == 1 ? accept(listener, NULL, NULL) : -1;
 }
 
 static bool has_a_caller(void *arg)
@@ -65,6 +72,55 @@ Test(control, whoever_ends_a_wait_gets_no_look_at_the_port)
     cr_assert_eq(callers_of(listener), 1, "the port was looked at, which may take seconds");
     ep_cli_control_close(control);
     close(listener);
+}
+
+/* Both ports are looked at when the second connection to the second one comes. */
+static void *see_both_looks(void *arg)
+{
+    const int *listeners = arg;
+    int calls[2], looks[2];
+    for (int i = 0; i < 2; i++) {
+        calls[i] = accept_one(listeners[i]);
+    }
+    for (int i = 0; i < 2; i++) {
+        looks[i] = accept_one(listeners[i]);
+    }
+    struct pollfd first = {.fd = looks[0], .events = POLLRDHUP};
+    bool is_open = poll(&first, 1, 0) == 0;
+    for (int i = 0; i < 2; i++) {
+        close(calls[i]);
+        close(looks[i]);
+    }
+    return is_open ? arg : NULL;
+}
+
+Test(control, silent_ports_are_looked_at_all_at_once)
+{
+    static ep_cli_connect connect = {.payload_crc = true};
+    static ep_cli_answer answers[2];
+    ep_cli_control *control;
+    ep_error error;
+    char text[2][64];
+    const char *const urls[] = {text[0], text[1]};
+    int listeners[2];
+    pthread_t thread;
+    void *saw_both;
+    for (int i = 0; i < 2; i++) {
+        listeners[i] = listen_silently(text[i], sizeof(text[i]));
+    }
+    cr_assert_eq(pthread_create(&thread, NULL, see_both_looks, listeners), 0);
+    cr_assert_eq(ep_cli_control_open(&connect, &control, &error), EP_OK, "%s", error.text);
+    ep_cli_control_ask(control, urls, 2, "expertd.v1.Coordinator", "ClusterStatus", NULL, 100000,
+                       answers);
+    pthread_join(thread, &saw_both);
+    cr_assert_not_null(saw_both, "the first look was over when the second one began");
+    for (int i = 0; i < 2; i++) {
+        cr_expect_eq(answers[i].error.code, EP_ERR_UNAVAILABLE, "%s", answers[i].error.text);
+        cr_expect_eq(strncmp(answers[i].error.text, urls[i], strlen(urls[i])), 0, "%s",
+                     answers[i].error.text);
+        close(listeners[i]);
+    }
+    ep_cli_control_close(control);
 }
 
 /* ---- a coordinator that fails after it took a policy ---- */
