@@ -14,7 +14,7 @@
 #include "connect.h"
 #include "origin.h"
 #include "gate_options.h"
-#include "gateway_request.h"
+#include "gateway_call.h"
 #include "layer_options.h"
 #include "message_json.h"
 #include "model/safetensors.h"

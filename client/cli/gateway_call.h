@@ -7,8 +7,10 @@
 #ifndef EP_CLI_GATEWAY_CALL_H
 #define EP_CLI_GATEWAY_CALL_H
 
+#include "base/buffer.h"
 #include "connect.h"
 #include "expertd/client.h"
+#include "wire/gateway_codec.h"
 
 typedef struct ep_cli_gateway ep_cli_gateway;
 
@@ -28,5 +30,25 @@ void ep_cli_gateway_close(ep_cli_gateway *gateway);
 ep_err ep_cli_gateway_forward(ep_cli_gateway *gateway, const ep_moe_args *args,
                               const ep_gate_config *gate, const ep_tensor *logits,
                               const ep_tensor *out, ep_moe_result *out_result);
+
+/* ---- the request alone ---- */
+
+/* Must not be moved, since it has pointers into itself; also borrows the caller's texts. */
+typedef struct ep_cli_gateway_request {
+    Expertd__V1__GatewayForwardRequest header;
+    Expertd__V1__GateConfig gate;
+    ep_gateway_layout layout;
+    ep_buffer *tensors; /* NULL without tensors */
+} ep_cli_gateway_request;
+
+/*
+ * gate NULL: uses ids and scales of args, else logits. Errors: INVALID_ARGUMENT, NO_MEMORY; there
+ * is nothing to free then.
+ */
+ep_err ep_cli_gateway_request_make(const ep_moe_args *args, const ep_gate_config *gate,
+                                   const ep_tensor *logits, ep_dtype out_dtype,
+                                   ep_buffer_pool *pool, ep_cli_gateway_request *out_request,
+                                   ep_error *out_error);
+void ep_cli_gateway_request_fini(ep_cli_gateway_request *request);
 
 #endif

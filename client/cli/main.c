@@ -9,7 +9,6 @@
 #include "base/cpu_features.h"
 #include "command_table.h"
 #include "connect.h"
-#include "exit_code.h"
 #include "expertd/client.h"
 #include "settings.h"
 #include "transport/transport.h"

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/screen.h"
-#include "cli/exit_code.h"
+#include "cli/command.h"
 #include "cli/output.h"
 
 /* What is printed of rows from first on, at most rows_max of them, for so many columns; freed by
