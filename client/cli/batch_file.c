@@ -214,7 +214,7 @@ ep_err ep_cli_batch_read(const char *path, ep_cli_batch *out_batch, ep_error *ou
     ep_safetensors *file = NULL;
     ep_cli_batch batch = {.logits = ep_tensor_none(), .token_ids = ep_tensor_none()};
     ep_moe_args_init(&batch.args);
-    ep_err err = ep_safetensors_open_path(path, NULL, &file, out_error);
+    ep_err err = ep_safetensors_open_path(path, &file, out_error);
     if (err != EP_OK) {
         return err;
     }

@@ -212,7 +212,7 @@ static ep_err read_tensors(ep_buffer_pool *pool, ep_buffer **out_tensors, ep_err
     if (wanted.tensor_names_count == 0) {
         return read_section(wanted.tensors, pool, out_tensors, out_error);
     }
-    ep_err err = ep_safetensors_open_path(wanted.tensors, NULL, &file, out_error);
+    ep_err err = ep_safetensors_open_path(wanted.tensors, &file, out_error);
     if (err == EP_OK) {
         err = read_named(file, pool, out_tensors, out_error);
         ep_safetensors_close(file);

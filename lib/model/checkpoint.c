@@ -149,7 +149,7 @@ static ep_err open_shards(ep_checkpoint *self, const ep_model_dir *dir, const ep
 {
     ep_err err = make_shards(self, index->shards_count, out_error);
     for (size_t i = 0; err == EP_OK && i < index->shards_count; i++) {
-        err = ep_safetensors_open(dir, index->shards[i], NULL, &self->shards[i], out_error);
+        err = ep_safetensors_open(dir, index->shards[i], &self->shards[i], out_error);
         self->shards_count += err == EP_OK ? 1 : 0;
     }
     return err == EP_ERR_NOT_FOUND
@@ -232,7 +232,7 @@ static ep_err load_single(ep_checkpoint *self, const ep_model_dir *dir, ep_error
 {
     ep_err err = make_shards(self, 1, out_error);
     if (err == EP_OK) {
-        err = ep_safetensors_open(dir, SINGLE_FILE_NAME, NULL, &self->shards[0], out_error);
+        err = ep_safetensors_open(dir, SINGLE_FILE_NAME, &self->shards[0], out_error);
     }
     if (err == EP_ERR_NOT_FOUND) {
         return ep_error_set(out_error, err, "neither %s nor %s is in %.300s", EP_SHARD_INDEX_NAME,
@@ -249,7 +249,7 @@ static ep_err load_gguf(ep_checkpoint *self, const ep_model_dir *dir, const ep_g
     for (uint32_t i = 0; err == EP_OK && i < files->count; i++) {
         char name[EP_MODEL_FILE_NAME_BYTES];
         ep_gguf_files_name(files, i, name);
-        err = ep_safetensors_open(dir, name, NULL, &self->shards[i], out_error);
+        err = ep_safetensors_open(dir, name, &self->shards[i], out_error);
         self->shards_count += err == EP_OK ? 1 : 0;
         if (err == EP_OK && ep_safetensors_keys(self->shards[i]) == NULL) {
             err = ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: does not begin with GGUF", name);

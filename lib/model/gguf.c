@@ -379,13 +379,13 @@ static ep_err check_places(const cursor *c, ep_safetensors_header *header, uint6
     return EP_OK;
 }
 
-static ep_err take_tensors(cursor *c, uint64_t count, const ep_safetensors_limits *limits,
+static ep_err take_tensors(cursor *c, uint64_t count, size_t tensors_max,
                            ep_safetensors_header *header)
 {
-    if (count > limits->tensors_max) {
+    if (count > tensors_max) {
         return ep_error_set(c->error, EP_ERR_BAD_FILE,
                             "%s: has %" PRIu64 " tensors, allowed 0..%zu", c->file, count,
-                            limits->tensors_max);
+                            tensors_max);
     }
     if (count > (c->count - c->at) / TENSOR_BYTES_MIN) { /* checked before the array is allocated */
         c->is_short = true;
@@ -405,8 +405,7 @@ static ep_err take_tensors(cursor *c, uint64_t count, const ep_safetensors_limit
     return err;
 }
 
-static ep_err parse(cursor *c, uint64_t file_bytes, const ep_safetensors_limits *limits,
-                    ep_gguf_head *head)
+static ep_err parse(cursor *c, uint64_t file_bytes, size_t tensors_max, ep_gguf_head *head)
 {
     const uint8_t *magic;
     uint64_t version = 0, tensors = 0, keys = 0;
@@ -422,7 +421,7 @@ static ep_err parse(cursor *c, uint64_t file_bytes, const ep_safetensors_limits 
     err = err == EP_OK ? take_number(c, 8, &tensors) : err;
     err = err == EP_OK ? take_number(c, 8, &keys) : err;
     err = err == EP_OK ? take_keys(c, keys, head->keys) : err;
-    err = err == EP_OK ? take_tensors(c, tensors, limits, &head->header) : err;
+    err = err == EP_OK ? take_tensors(c, tensors, tensors_max, &head->header) : err;
     if (err != EP_OK) {
         return err;
     }
@@ -443,14 +442,14 @@ static ep_err parse(cursor *c, uint64_t file_bytes, const ep_safetensors_limits 
 }
 
 ep_err ep_gguf_head_parse(const char *file, const uint8_t *bytes, size_t count, uint64_t file_bytes,
-                          const ep_safetensors_limits *limits, ep_gguf_head *out_head,
-                          bool *out_is_short, ep_error *out_error)
+                          size_t tensors_max, ep_gguf_head *out_head, bool *out_is_short,
+                          ep_error *out_error)
 {
     cursor c = {.file = file, .bytes = bytes, .count = count, .error = out_error};
     ep_gguf_head head = {.keys = json_object()};
     ep_err err = head.keys == NULL
                      ? ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: no memory for its keys", file)
-                     : parse(&c, file_bytes, limits, &head);
+                     : parse(&c, file_bytes, tensors_max, &head);
     *out_is_short = c.is_short && count < file_bytes;
     if (err != EP_OK) {
         ep_gguf_head_fini(&head);

@@ -37,8 +37,8 @@ typedef struct ep_gguf_head {
  * Errors: BAD_FILE, NO_MEMORY; *out_head is then untouched.
  */
 ep_err ep_gguf_head_parse(const char *file, const uint8_t *bytes, size_t count, uint64_t file_bytes,
-                          const ep_safetensors_limits *limits, ep_gguf_head *out_head,
-                          bool *out_is_short, ep_error *out_error);
+                          size_t tensors_max, ep_gguf_head *out_head, bool *out_is_short,
+                          ep_error *out_error);
 void ep_gguf_head_fini(ep_gguf_head *head);
 
 /* Converts a model's keys to the text of a config.json; free() it. Errors: BAD_FILE (a count),

@@ -46,8 +46,7 @@ struct ep_safetensors {
     uint8_t sample_digests[SAMPLES][SAMPLE_DIGEST_BYTES];
 };
 
-static ep_err read_header_length(const ep_model_file *file, const ep_safetensors_limits *limits,
-                                 size_t *out_bytes, ep_error *out_error)
+static ep_err read_header_length(const ep_model_file *file, size_t *out_bytes, ep_error *out_error)
 {
     uint8_t raw[LENGTH_BYTES];
     uint64_t length = 0;
@@ -64,11 +63,11 @@ static ep_err read_header_length(const ep_model_file *file, const ep_safetensors
         length = length << 8 | raw[i];
     }
     uint64_t most = file->bytes - LENGTH_BYTES;
-    if (length > limits->header_bytes_max) {
+    if (length > EP_SAFETENSORS_HEADER_BYTES_MAX) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
                             "%s: is no safetensors file: header length %" PRIu64
                             ", allowed 2..%zu (the limit)",
-                            file->name, length, limits->header_bytes_max);
+                            file->name, length, EP_SAFETENSORS_HEADER_BYTES_MAX);
     }
     if (length < 2 || length > most) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE,
@@ -152,8 +151,7 @@ static ep_err hash_identity(ep_safetensors *self, const char *text, size_t bytes
 
 /* The head of a GGUF file does not state its length, so ever larger parts from the file's beginning
  * are read until it is complete. */
-static ep_err read_gguf(ep_safetensors *self, const ep_safetensors_limits *limits,
-                        ep_error *out_error)
+static ep_err read_gguf(ep_safetensors *self, ep_error *out_error)
 {
     const uint64_t all = self->file.bytes;
     size_t bytes = (size_t)1 << 20;
@@ -170,8 +168,8 @@ static ep_err read_gguf(ep_safetensors *self, const ep_safetensors_limits *limit
         is_short = false;
         err = ep_model_file_read(&self->file, 0, text, bytes, out_error);
         if (err == EP_OK) {
-            err = ep_gguf_head_parse(self->file.name, (const uint8_t *)text, bytes, all, limits,
-                                     &head, &is_short, out_error);
+            err = ep_gguf_head_parse(self->file.name, (const uint8_t *)text, bytes, all,
+                                     EP_SAFETENSORS_TENSORS_MAX, &head, &is_short, out_error);
         }
         if (err == EP_OK) {
             self->header = head.header;
@@ -197,16 +195,15 @@ static ep_err is_gguf(const ep_model_file *file, bool *out_is, ep_error *out_err
     return err;
 }
 
-static ep_err read_header(ep_safetensors *self, const ep_safetensors_limits *limits,
-                          ep_error *out_error)
+static ep_err read_header(ep_safetensors *self, ep_error *out_error)
 {
     size_t bytes = 0;
     bool has_gguf = false;
     ep_err err = is_gguf(&self->file, &has_gguf, out_error);
     if (err == EP_OK && has_gguf) {
-        return read_gguf(self, limits, out_error);
+        return read_gguf(self, out_error);
     }
-    err = err == EP_OK ? read_header_length(&self->file, limits, &bytes, out_error) : err;
+    err = err == EP_OK ? read_header_length(&self->file, &bytes, out_error) : err;
     if (err != EP_OK) {
         return err;
     }
@@ -219,8 +216,8 @@ static ep_err read_header(ep_safetensors *self, const ep_safetensors_limits *lim
     if (err == EP_OK) {
         self->data_begin = LENGTH_BYTES + (uint64_t)bytes;
         err = ep_safetensors_header_parse(self->file.name, text, bytes,
-                                          self->file.bytes - self->data_begin, limits,
-                                          &self->header, out_error);
+                                          self->file.bytes - self->data_begin,
+                                          EP_SAFETENSORS_TENSORS_MAX, &self->header, out_error);
     }
     if (err == EP_OK) {
         err = hash_identity(self, text, bytes, out_error);
@@ -230,34 +227,21 @@ static ep_err read_header(ep_safetensors *self, const ep_safetensors_limits *lim
 }
 
 /* Takes file: keeps it, or closes it on failure. */
-static ep_err open_file(ep_model_file *file, const ep_safetensors_limits *limits,
-                        ep_safetensors **out_file, ep_error *out_error)
+static ep_err open_file(ep_model_file *file, ep_safetensors **out_file, ep_error *out_error)
 {
-    ep_err err;
-    if (limits == NULL) {
-        limits = &ep_safetensors_default_limits;
-    }
     ep_safetensors *self = calloc(1, sizeof(*self));
     seen_state *seen = calloc(1, sizeof(*seen));
     if (self == NULL || seen == NULL) {
         free(self);
         free(seen);
-        err = ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: allocation failed", file->name);
         ep_model_file_close(file);
-        return err;
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "%s: allocation failed", file->name);
     }
     self->file = *file;
     self->seen = seen;
     seen->changed = file->changed;
     pthread_mutex_init(&seen->lock, NULL);
-    if (limits->header_bytes_max < 2 ||
-        limits->header_bytes_max > EP_SAFETENSORS_HEADER_BYTES_LIMIT) {
-        err = ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,
-                           "header_bytes_max is %zu, allowed 2..%zu", limits->header_bytes_max,
-                           EP_SAFETENSORS_HEADER_BYTES_LIMIT);
-    } else {
-        err = read_header(self, limits, out_error);
-    }
+    const ep_err err = read_header(self, out_error);
     if (err != EP_OK) {
         ep_safetensors_close(self);
         return err;
@@ -266,21 +250,19 @@ static ep_err open_file(ep_model_file *file, const ep_safetensors_limits *limits
     return EP_OK;
 }
 
-ep_err ep_safetensors_open(const ep_model_dir *dir, const char *name,
-                           const ep_safetensors_limits *limits, ep_safetensors **out_file,
+ep_err ep_safetensors_open(const ep_model_dir *dir, const char *name, ep_safetensors **out_file,
                            ep_error *out_error)
 {
     ep_model_file file;
     ep_err err = ep_model_file_open(dir, name, &file, out_error);
-    return err == EP_OK ? open_file(&file, limits, out_file, out_error) : err;
+    return err == EP_OK ? open_file(&file, out_file, out_error) : err;
 }
 
-ep_err ep_safetensors_open_path(const char *path, const ep_safetensors_limits *limits,
-                                ep_safetensors **out_file, ep_error *out_error)
+ep_err ep_safetensors_open_path(const char *path, ep_safetensors **out_file, ep_error *out_error)
 {
     ep_model_file file;
     ep_err err = ep_model_file_open_path(path, &file, out_error);
-    return err == EP_OK ? open_file(&file, limits, out_file, out_error) : err;
+    return err == EP_OK ? open_file(&file, out_file, out_error) : err;
 }
 
 void ep_safetensors_close(ep_safetensors *file)

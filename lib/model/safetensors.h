@@ -27,19 +27,11 @@
 #include "expertd/tensor.h"
 #include "model/model_files.h"
 
-#define EP_SAFETENSORS_HEADER_BYTES_MAX ((size_t)16 << 20) /* default limit */
-#define EP_SAFETENSORS_HEADER_BYTES_LIMIT                                                          \
-    ((size_t)100000000) /* the format's own; the limit can be raised up to it */
+#define EP_SAFETENSORS_HEADER_BYTES_MAX ((size_t)16 << 20)    /* of files that are read */
+#define EP_SAFETENSORS_HEADER_BYTES_LIMIT ((size_t)100000000) /* the format's own */
 #define EP_SAFETENSORS_TENSORS_MAX ((size_t)200000)
 #define EP_SAFETENSORS_NAME_BYTES_MAX 512
 #define EP_SAFETENSORS_DIGEST_BYTES 32
-
-typedef struct ep_safetensors_limits {
-    size_t header_bytes_max; /* 2..EP_SAFETENSORS_HEADER_BYTES_LIMIT */
-    size_t tensors_max;
-} ep_safetensors_limits;
-
-extern const ep_safetensors_limits ep_safetensors_default_limits;
 
 typedef struct ep_safetensors_tensor {
     const char *name;
@@ -63,7 +55,7 @@ typedef struct ep_safetensors_header {
  * name of the file in messages. Errors: BAD_FILE, NO_MEMORY; *out_header is then untouched.
  */
 ep_err ep_safetensors_header_parse(const char *file, const char *bytes, size_t count,
-                                   uint64_t data_bytes, const ep_safetensors_limits *limits,
+                                   uint64_t data_bytes, size_t tensors_max,
                                    ep_safetensors_header *out_header, ep_error *out_error);
 void ep_safetensors_header_fini(ep_safetensors_header *header);
 /* NULL when there is none. */
@@ -76,14 +68,11 @@ const char *ep_safetensors_dtype_text(ep_dtype dtype);
 typedef struct ep_safetensors ep_safetensors;
 struct json_t;
 
-/* limits NULL: the defaults. Errors: NOT_FOUND, BAD_FILE, IO, NO_MEMORY, INVALID_ARGUMENT
- * (limits). */
-ep_err ep_safetensors_open(const ep_model_dir *dir, const char *name,
-                           const ep_safetensors_limits *limits, ep_safetensors **out_file,
+/* Errors: NOT_FOUND, BAD_FILE, IO, NO_MEMORY. */
+ep_err ep_safetensors_open(const ep_model_dir *dir, const char *name, ep_safetensors **out_file,
                            ep_error *out_error);
 /* The same for a path that an operator named; links are followed. */
-ep_err ep_safetensors_open_path(const char *path, const ep_safetensors_limits *limits,
-                                ep_safetensors **out_file, ep_error *out_error);
+ep_err ep_safetensors_open_path(const char *path, ep_safetensors **out_file, ep_error *out_error);
 void ep_safetensors_close(ep_safetensors *file);
 
 const char *ep_safetensors_name(const ep_safetensors *file);

@@ -49,11 +49,6 @@ static const dtype_format formats[] = {
     "BF16 I32 "                                                                                    \
     "U32 F32 C64 F64 I64 U64"
 
-const ep_safetensors_limits ep_safetensors_default_limits = {
-    .header_bytes_max = EP_SAFETENSORS_HEADER_BYTES_MAX,
-    .tensors_max = EP_SAFETENSORS_TENSORS_MAX,
-};
-
 /* The present place, for messages. */
 typedef struct place {
     const char *file;
@@ -312,16 +307,16 @@ static ep_err check_layout(const char *file, const ep_safetensors_header *header
 }
 
 /* Allocates the tensors and their names. */
-static ep_err allocate(const char *file, json_t *root, const ep_safetensors_limits *limits,
+static ep_err allocate(const char *file, json_t *root, size_t tensors_max,
                        ep_safetensors_header *header, ep_error *out_error)
 {
     const char *key;
     json_t *value;
     size_t tensors = json_object_size(root) - (json_object_get(root, METADATA_KEY) != NULL ? 1 : 0);
     size_t names_bytes = 1;
-    if (tensors > limits->tensors_max) {
+    if (tensors > tensors_max) {
         return ep_error_set(out_error, EP_ERR_BAD_FILE, "%s: has %zu tensors, allowed 0..%zu", file,
-                            tensors, limits->tensors_max);
+                            tensors, tensors_max);
     }
     json_object_foreach(root, key, value)
     {
@@ -389,24 +384,24 @@ static ep_err check_frame(const char *file, const char *bytes, size_t count, siz
 }
 
 ep_err ep_safetensors_header_parse(const char *file, const char *bytes, size_t count,
-                                   uint64_t data_bytes, const ep_safetensors_limits *limits,
+                                   uint64_t data_bytes, size_t tensors_max,
                                    ep_safetensors_header *out_header, ep_error *out_error)
 {
     ep_safetensors_header header = {0};
     json_t *root = NULL;
     char what[EP_MODEL_FILE_NAME_BYTES + 16];
-    ep_json_limits json_limits = {HEADER_DEPTH_MAX, (limits->tensors_max + 1) * VALUES_PER_TENSOR};
+    ep_json_limits limits = {HEADER_DEPTH_MAX, (tensors_max + 1) * VALUES_PER_TENSOR};
 
     ep_err err = check_frame(file, bytes, count, &count, out_error);
     if (err != EP_OK) {
         return err;
     }
     snprintf(what, sizeof(what), "%s: header", file);
-    err = ep_json_parse(what, bytes, count, &json_limits, &root, out_error);
+    err = ep_json_parse(what, bytes, count, &limits, &root, out_error);
     if (err != EP_OK) {
         return err;
     }
-    err = allocate(file, root, limits, &header, out_error);
+    err = allocate(file, root, tensors_max, &header, out_error);
     if (err == EP_OK) {
         err = read_entries(file, root, data_bytes, &header, out_error);
     }

@@ -64,7 +64,7 @@ static void read_y(const char *path, size_t bytes)
 {
     ep_safetensors *file = NULL;
     ep_error error;
-    EP_TEST_CHECK(ep_safetensors_open_path(path, NULL, &file, &error) == EP_OK, "%s", error.text);
+    EP_TEST_CHECK(ep_safetensors_open_path(path, &file, &error) == EP_OK, "%s", error.text);
     const ep_safetensors_tensor *y = ep_safetensors_find(file, "y");
     EP_TEST_CHECK(y != NULL && ep_safetensors_tensor_bytes(y) == bytes, "%s: no y of %zu bytes",
                   path, bytes);

@@ -77,8 +77,7 @@ enum { DATA = 128 + 288 };
 static ep_err parse_of(const head *h, uint64_t file_bytes, ep_gguf_head *out, bool *out_is_short,
                        ep_error *error)
 {
-    const ep_safetensors_limits limits = {.header_bytes_max = 4096, .tensors_max = 5};
-    return ep_gguf_head_parse("m.gguf", h->bytes, h->count, file_bytes, &limits, out, out_is_short,
+    return ep_gguf_head_parse("m.gguf", h->bytes, h->count, file_bytes, 5, out, out_is_short,
                               error);
 }
 

@@ -155,7 +155,7 @@ Test(safetensors, header_rules_and_their_messages)
                                                         is caught */
         memcpy(exact, c->header, count);
         ep_err err = ep_safetensors_header_parse("t.safetensors", exact, count, c->data_bytes,
-                                                 &ep_safetensors_default_limits, &header, &error);
+                                                 EP_SAFETENSORS_TENSORS_MAX, &header, &error);
         free(exact);
         if (c->text == NULL) {
             cr_expect_eq(err, EP_OK, "%s: %s", c->header, error.text);
@@ -173,15 +173,12 @@ Test(safetensors, header_rules_and_their_messages)
 
 Test(safetensors, header_limits_are_exact)
 {
-    ep_safetensors_limits two = {.header_bytes_max = 4096, .tensors_max = 2};
     ep_safetensors_header header = {0};
     const char *three = "{" E("a", "U8", "[0]", "[0,0]") "," E("b", "U8", "[0]", "[0,0]") "," E(
         "c", "U8", "[0]", "[0,0]") "}";
-    ASSERT_FAILS(ep_safetensors_header_parse("t", three, strlen(three), 0, &two, &header, &error),
+    ASSERT_FAILS(ep_safetensors_header_parse("t", three, strlen(three), 0, 2, &header, &error),
                  EP_ERR_BAD_FILE, error, "t: has 3 tensors, allowed 0..2");
-    two.tensors_max = 3;
-    ASSERT_OK(ep_safetensors_header_parse("t", three, strlen(three), 0, &two, &header, &error),
-              error);
+    ASSERT_OK(ep_safetensors_header_parse("t", three, strlen(three), 0, 3, &header, &error), error);
     cr_assert_eq(header.tensors_count, 3);
     ep_safetensors_header_fini(&header);
 
@@ -192,8 +189,8 @@ Test(safetensors, header_limits_are_exact)
         name[length] = '\0';
         snprintf(long_name, sizeof(long_name),
                  "{\"%s\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", name);
-        ep_err err = ep_safetensors_header_parse("t", long_name, strlen(long_name), 0, &two,
-                                                 &header, &error);
+        ep_err err =
+            ep_safetensors_header_parse("t", long_name, strlen(long_name), 0, 3, &header, &error);
         cr_assert_eq(err, length == 512 ? EP_OK : EP_ERR_BAD_FILE);
         ep_safetensors_header_fini(&header);
     }
@@ -202,14 +199,13 @@ Test(safetensors, header_limits_are_exact)
 
 Test(safetensors, many_values_in_a_small_header_are_refused_before_they_are_built)
 {
-    ep_safetensors_limits few = {.header_bytes_max = 1 << 20, .tensors_max = 2};
     ep_safetensors_header header = {0};
     char text[1200] = "{\"a\":{\"shape\":[";
     while (strlen(text) < 1000) {
         strcat(text, "1,");
     }
     strcat(text, "1]}}");
-    ASSERT_FAILS(ep_safetensors_header_parse("t", text, strlen(text), 0, &few, &header, &error),
+    ASSERT_FAILS(ep_safetensors_header_parse("t", text, strlen(text), 0, 2, &header, &error),
                  EP_ERR_BAD_FILE, error, "more than 72 values, allowed 0..72");
 }
 
@@ -249,7 +245,7 @@ Test(safetensors, every_dtype_of_the_format_is_known_by_its_size)
                  "{\"a\":{\"dtype\":\"%s\",\"shape\":[2,4],\"data_offsets\":[0,%u]}}",
                  dtypes[i].text, bytes);
         ASSERT_OK(ep_safetensors_header_parse("t", text, strlen(text), bytes,
-                                              &ep_safetensors_default_limits, &header, &error),
+                                              EP_SAFETENSORS_TENSORS_MAX, &header, &error),
                   error);
         cr_expect_eq(header.tensors[0].dtype, dtypes[i].dtype);
         cr_expect_str_eq(header.tensors[0].dtype_text, dtypes[i].text);
@@ -274,7 +270,7 @@ Test(safetensors, what_is_written_is_read_back)
     ep_safetensors *file = NULL;
     ASSERT_OK(ep_safetensors_write(test_path("t.safetensors"), tensors, 5, &metadata, 1, &error),
               error);
-    ASSERT_OK(ep_safetensors_open_path(test_path("t.safetensors"), NULL, &file, &error), error);
+    ASSERT_OK(ep_safetensors_open_path(test_path("t.safetensors"), &file, &error), error);
     cr_assert_eq(ep_safetensors_count(file), 5);
     for (size_t i = 0; i < 5; i++) {
         const ep_safetensors_tensor *t = ep_safetensors_find(file, tensors[i].name);
@@ -306,7 +302,7 @@ Test(safetensors, writer_follows_strides)
     const int32_t want[6] = {9, 10, 5, 6, 1, 2}; /* rows backwards, columns 1..2 */
     named.tensor.stride_bytes[0] = -16;
     ASSERT_OK(ep_safetensors_write(test_path("s.safetensors"), &named, 1, NULL, 0, &error), error);
-    ASSERT_OK(ep_safetensors_open_path(test_path("s.safetensors"), NULL, &file, &error), error);
+    ASSERT_OK(ep_safetensors_open_path(test_path("s.safetensors"), &file, &error), error);
     ASSERT_OK(ep_safetensors_read(file, ep_safetensors_at(file, 0), 0, read, sizeof(read), &error),
               error);
     cr_assert_arr_eq(read, want, sizeof(want));
@@ -373,8 +369,7 @@ Test(safetensors, no_refused_allocation_changes_what_is_written)
             ep_safetensors_write(test_path("t.safetensors"), &named, 1, NULL, 0, &error);
         json_refusal_end();
         if (err == EP_OK) {
-            ASSERT_OK(ep_safetensors_open_path(test_path("t.safetensors"), NULL, &file, &error),
-                      error);
+            ASSERT_OK(ep_safetensors_open_path(test_path("t.safetensors"), &file, &error), error);
             cr_expect_eq(ep_safetensors_at(file, 0)->rank, 2, "allocation %zu", json_refused_at);
             ep_safetensors_close(file);
         }

@@ -48,7 +48,7 @@ static void write_small(void)
 
 static ep_err open_small(void)
 {
-    return ep_safetensors_open_path(test_path(NAME), NULL, &file, &error);
+    return ep_safetensors_open_path(test_path(NAME), &file, &error);
 }
 
 /* A tensor of the same name, type and shape as before must have the same bytes. */
@@ -169,21 +169,6 @@ Test(safetensors_damage, header_lengths)
         write_raw(NAME, length_cases[i].bytes, length_cases[i].count);
         ASSERT_FAILS(open_small(), EP_ERR_BAD_FILE, error, length_cases[i].text);
     }
-}
-
-Test(safetensors_damage, the_header_limit_is_the_callers_up_to_the_formats)
-{
-    ep_safetensors_limits limits = {.header_bytes_max = 64, .tensors_max = 10};
-    write_small();
-    ASSERT_FAILS(ep_safetensors_open_path(test_path(NAME), &limits, &file, &error), EP_ERR_BAD_FILE,
-                 error, "allowed 2..64 (the limit)");
-    limits.header_bytes_max = 100000000;
-    ASSERT_OK(ep_safetensors_open_path(test_path(NAME), &limits, &file, &error), error);
-    close_file();
-    limits.header_bytes_max = 100000001;
-    ASSERT_FAILS(ep_safetensors_open_path(test_path(NAME), &limits, &file, &error),
-                 EP_ERR_INVALID_ARGUMENT, error,
-                 "header_bytes_max is 100000001, allowed 2..100000000");
 }
 
 Test(safetensors_damage, a_file_cut_after_open_gives_an_error_not_a_signal)
@@ -409,11 +394,11 @@ Test(safetensors_damage, only_regular_files_are_opened)
         {"none.safetensors", EP_ERR_NOT_FOUND, "none.safetensors: there is no such file in "},
     };
     for (size_t i = 0; i < EP_ARRAY_COUNT(cases); i++) {
-        cr_expect_eq(ep_safetensors_open(&dir, cases[i].name, NULL, &file, &error), cases[i].err,
-                     "%s", error.text);
+        cr_expect_eq(ep_safetensors_open(&dir, cases[i].name, &file, &error), cases[i].err, "%s",
+                     error.text);
         ASSERT_TEXT(error, cases[i].text);
     }
-    ASSERT_FAILS(ep_safetensors_open_path(test_path("pipe.safetensors"), NULL, &file, &error),
+    ASSERT_FAILS(ep_safetensors_open_path(test_path("pipe.safetensors"), &file, &error),
                  EP_ERR_BAD_FILE, error, "is a pipe, allowed: a regular file");
     ep_model_dir_close(&dir);
 }
