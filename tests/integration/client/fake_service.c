@@ -216,6 +216,7 @@ static void *node_main(void *arg)
         answer(j, fault, code, retry_after_us);
         free(j);
         pthread_mutex_lock(&node->lock);
+        pthread_cond_broadcast(&node->changed);
     }
     pthread_mutex_unlock(&node->lock);
     return NULL;
@@ -469,7 +470,7 @@ void fake_node_answer_held(fake_node *node, uint32_t count, uint64_t *seed)
 void fake_node_wait_requests(fake_node *node, uint64_t count)
 {
     pthread_mutex_lock(&node->lock);
-    while (node->requests < count) {
+    while (node->requests < count || node->ready != NULL) {
         pthread_cond_wait(&node->changed, &node->lock);
     }
     pthread_mutex_unlock(&node->lock);

@@ -54,7 +54,7 @@ void fake_node_release(fake_node *node);
 /* Waits until FAKE_HANG keeps that many, then answers so many of them, in an order that seed draws;
  * the fault stays. */
 void fake_node_answer_held(fake_node *node, uint32_t count, uint64_t *seed);
-/* Waits until that many requests have arrived since the start. */
+/* Waits until that many requests have arrived since the start and the node has taken up each. */
 void fake_node_wait_requests(fake_node *node, uint64_t count);
 uint64_t fake_node_requests(fake_node *node);
 /* Waits until FAKE_HANG keeps a request. */
