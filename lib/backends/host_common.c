@@ -3,7 +3,6 @@
 
 #include <fenv.h>
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 
 #include "base/check.h"
@@ -194,17 +193,6 @@ void ep_backend_budget_give(ep_backend_budget *budget, size_t bytes)
 {
     uint64_t before = atomic_fetch_sub(&budget->used_bytes, bytes);
     EP_ASSERT(before >= bytes);
-}
-
-ep_err ep_host_thread_start(pthread_t *out_thread, void *(*main)(void *arg), void *arg)
-{
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int result = pthread_create(out_thread, NULL, main, arg);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return result == 0 ? EP_OK : EP_ERR_NO_MEMORY;
 }
 
 void ep_host_floats_reset(void)

@@ -44,9 +44,6 @@ typedef struct ep_backend_budget {
 ep_err ep_backend_budget_take(ep_backend_budget *budget, size_t bytes, ep_error *out_error);
 void ep_backend_budget_give(ep_backend_budget *budget, size_t bytes);
 
-/* Starts a thread that takes no signals, so that a program's handlers run on its own threads.
- * Errors: NO_MEMORY. */
-ep_err ep_host_thread_start(pthread_t *out_thread, void *(*main)(void *arg), void *arg);
 /* Gives the calling thread the float environment that every numerics family assumes: to nearest,
  * denormals kept. A thread inherits that of its creator, and programs may have changed theirs (some
  * by how they were linked). */

@@ -13,6 +13,7 @@
 #include "backends/reference/reference_backend.h"
 #include "base/check.h"
 #include "base/random.h"
+#include "base/thread.h"
 
 /* the thread waits so long for more work, so that there is something to shuffle */
 #define GATHER_NS (200 * 1000L)
@@ -284,7 +285,6 @@ static slow_work *pick(slow_backend *backend)
 static void *device_main(void *arg)
 {
     slow_backend *backend = arg;
-    pthread_setname_np(pthread_self(), "ep-slow");
     pthread_mutex_lock(&backend->lock);
     for (;;) {
         if (backend->works_count == 0) {
@@ -393,10 +393,9 @@ static ep_err slow_open(const ep_backend_config *config, ep_backend **out_backen
     backend->base.ops = &ep_slow_backend_ops;
     pthread_mutex_init(&backend->lock, NULL);
     pthread_cond_init(&backend->wake, NULL);
-    err = ep_host_thread_start(&backend->thread, device_main, backend);
-    if (err != EP_OK) {
+    if (ep_thread_start("ep-slow", device_main, backend, &backend->thread) != EP_OK) {
         slow_close(&backend->base);
-        return ep_error_set(out_error, err, "backend slow cannot start its thread");
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY, "backend slow cannot start its thread");
     }
     backend->started = true;
     *out_backend = &backend->base;

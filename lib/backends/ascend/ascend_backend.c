@@ -22,6 +22,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 #define SLOTS 4 /* one being copied in, one computed, one copied out, one with the host */
 /* interval of reading the device's memory figures: a device that does not answer is lost */
@@ -97,7 +98,6 @@ static void take_jobs(ascend_backend *backend, ep_ascend_slot *slot)
 static void *launcher_main(void *arg)
 {
     ascend_backend *backend = arg;
-    pthread_setname_np(pthread_self(), "ep-ascend-in");
     ep_host_floats_reset();
     (void)ep_ascend_device_enter(&backend->device, NULL);
     pthread_mutex_lock(&backend->lock);
@@ -162,7 +162,6 @@ static void *finisher_main(void *arg)
     ascend_backend *backend = arg;
     ep_job *jobs[EP_ACL_GROUPS_MAX];
     uint64_t looked_ns = ep_clock_now_ns();
-    pthread_setname_np(pthread_self(), "ep-ascend-out");
     ep_host_floats_reset();
     (void)ep_ascend_device_enter(&backend->device, NULL);
     pthread_mutex_lock(&backend->lock);
@@ -312,10 +311,10 @@ static ep_err make_device(ascend_backend *backend, ep_error *out_error)
 static ep_err start_threads(ascend_backend *backend, ep_error *out_error)
 {
     backend->has_launcher =
-        ep_host_thread_start(&backend->launcher, launcher_main, backend) == EP_OK;
+        ep_thread_start("ep-ascend-in", launcher_main, backend, &backend->launcher) == EP_OK;
     backend->has_finisher =
         backend->has_launcher &&
-        ep_host_thread_start(&backend->finisher, finisher_main, backend) == EP_OK;
+        ep_thread_start("ep-ascend-out", finisher_main, backend, &backend->finisher) == EP_OK;
     return backend->has_finisher ? EP_OK
                                  : ep_error_set(out_error, EP_ERR_NO_MEMORY,
                                                 "backend ascend cannot start its threads");

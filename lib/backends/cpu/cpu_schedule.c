@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/cpu_features.h"
 #include "base/large_memory.h"
+#include "base/thread.h"
 
 /* an expert takes 50 to 500 us, waking a sleeping thread about 25 */
 #define SPIN_NS (50 * EP_NS_PER_US)
@@ -799,9 +800,6 @@ static void *worker_main(void *arg)
 {
     cpu_worker *worker = arg;
     ep_cpu_schedule *s = worker->schedule;
-    char name[16];
-    snprintf(name, sizeof(name), "ep-cpu-%u", worker->index % 100000);
-    pthread_setname_np(pthread_self(), name);
     ep_host_floats_reset();
     ep_cpu_topology_place(s->topology, worker->index, s->threads, s->pins);
     worker->pinned = s->pins;
@@ -853,8 +851,10 @@ ep_err ep_cpu_schedule_start(const ep_cpu_schedule_config *config, ep_cpu_schedu
         worker->index = i;
         worker->node = ep_cpu_topology_node(s->topology, i, s->threads);
         worker->tile = ep_large_alloc(EP_FFN_TILE_BYTES, EP_HOST_ALIGN);
+        char name[16];
+        snprintf(name, sizeof(name), "ep-cpu-%u", i % 100000);
         if (worker->tile == NULL ||
-            ep_host_thread_start(&worker->thread, worker_main, worker) != EP_OK) {
+            ep_thread_start(name, worker_main, worker, &worker->thread) != EP_OK) {
             ep_cpu_schedule_stop(s);
             return EP_ERR_NO_MEMORY;
         }

@@ -11,6 +11,7 @@
 #include "backends/known_answer.h"
 #include "base/check.h"
 #include "base/large_memory.h"
+#include "base/thread.h"
 
 typedef struct reference_backend {
     ep_backend base;
@@ -182,7 +183,6 @@ static ep_err run_job(reference_backend *backend, const ep_job *job)
 static void *worker_main(void *arg)
 {
     reference_backend *backend = arg;
-    pthread_setname_np(pthread_self(), "ep-reference");
     ep_host_floats_reset();
     pthread_mutex_lock(&backend->lock);
     for (;;) {
@@ -248,10 +248,10 @@ static ep_err reference_open(const ep_backend_config *config, ep_backend **out_b
     pthread_mutex_init(&backend->answer_lock, NULL);
     pthread_mutex_init(&backend->lock, NULL);
     pthread_cond_init(&backend->wake, NULL);
-    ep_err err = ep_host_thread_start(&backend->thread, worker_main, backend);
-    if (err != EP_OK) {
+    if (ep_thread_start("ep-reference", worker_main, backend, &backend->thread) != EP_OK) {
         reference_close(&backend->base);
-        return ep_error_set(out_error, err, "backend reference cannot start its thread");
+        return ep_error_set(out_error, EP_ERR_NO_MEMORY,
+                            "backend reference cannot start its thread");
     }
     backend->started = true;
     backend->budget.limit_bytes = config->memory_bytes;

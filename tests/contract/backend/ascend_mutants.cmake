@@ -41,7 +41,7 @@ ep_add_ascend_mutant(narrow_counts FILE ascend_slot.c TEXT "GroupedMatmul: group
 # T8: does not apply: no status of a stream or event is asked for, the finisher waits, and acl_symbols.h has neither function.
 # T9: each thread sets the device.
 ep_add_ascend_mutant(launcher_without_device FILE ascend_backend.c TEXT "code 107002"
-    REPLACE "\"ep-ascend-in\")$<SEMICOLON>\n    ep_host_floats_reset()$<SEMICOLON>\n    (void)ep_ascend_device_enter(&backend->device, NULL)" "\"ep-ascend-in\")")
+    REPLACE "ascend_backend *backend = arg$<SEMICOLON>\n    ep_host_floats_reset()$<SEMICOLON>\n    (void)ep_ascend_device_enter(&backend->device, NULL)" "ascend_backend *backend = arg")
 ep_add_ascend_mutant(loader_without_device FILE ascend_backend.c TEXT "code 107002"
     REPLACE "err == EP_OK ? ep_ascend_device_enter(&backend->device, out_error) : err" "err")
 # T10: rows that no group has are not written.
