@@ -357,6 +357,11 @@ static void explain(ep_call *call, uint64_t now_ns, ep_error *error)
         (call->state.code == EP_ERR_UNAVAILABLE || call->state.code == EP_ERR_DEADLINE_EXCEEDED ||
          call->state.code == EP_ERR_RESOURCE_EXHAUSTED)) {
         explain_wait(call, frame, now_ns, error);
+    } else if (frame == NULL && call->state.code == EP_ERR_DEADLINE_EXCEEDED) {
+        ep_error_set(error, EP_ERR_DEADLINE_EXCEEDED,
+                     "the deadline of %" PRIu64
+                     " us passed before the service was asked for all tokens",
+                     (uint64_t)((call->state.deadline_ns - call->state.begin_ns) / EP_NS_PER_US));
     } else {
         *error = call->state.last_error;
         if (frame != NULL && error->node[0] != 0) {

@@ -7,6 +7,7 @@
 #include <semaphore.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/random.h"
 #include "call/call.h"
 #include "harness.h"
@@ -331,6 +332,40 @@ Test(on_tokens, a_cancel_in_it_comes_before_rows_that_wait)
     cr_expect_eq(run(0), EP_ERR_CANCELLED);
     cr_expect_eq(t.tokens, 20u);
     cr_expect_eq(result.tokens_delivered, 20u);
+}
+
+/* All that was asked for lies in the inbox by then, and the deadline has passed: what a caller meets
+ * whose wait times out while the last answer arrives. */
+static void outlast_the_deadline(void *arg, ep_call *own_call, uint32_t first, uint32_t count)
+{
+    on_tokens(arg, own_call, first, count);
+    for (bool is_late = first > 0; !is_late;) {
+        uint32_t missing = 0;
+        const ep_call_frame *frame;
+        sched_yield();
+        for (uint32_t i = 0; i < own_call->state.parcels_count; i++) {
+            missing += own_call->state.parcels[i].phase == EP_PARCEL_IN_FLIGHT;
+        }
+        pthread_mutex_lock(&own_call->lock);
+        STAILQ_FOREACH (frame, &own_call->inbox, inbox) {
+            missing--;
+        }
+        is_late = missing == 0 && ep_clock_now_ns() >= own_call->state.deadline_ns;
+        own_call->flags |= is_late ? EP_CALL_FLAG_TIMER : 0;
+        pthread_mutex_unlock(&own_call->lock);
+    }
+}
+
+Test(on_tokens, a_deadline_with_nothing_to_wait_for_is_an_error)
+{
+    HARNESS_OPEN(&h, .scheme = "loopback", .nodes_count = 1, .window_tokens = WINDOW);
+    open_batch(4 * UNDER_WAY, EP_MOE_PREFILL);
+    b.args.on_tokens = outlast_the_deadline;
+    b.args.deadline_us = 1000000;
+    EXPECT_FAILS(run(0), EP_ERR_DEADLINE_EXCEEDED, result.error,
+                 "before the service was asked for all tokens");
+    cr_expect_eq(result.tokens_delivered, t.tokens);
+    cr_expect_lt(t.tokens, b.tokens);
 }
 
 Test(on_tokens, a_cancel_in_the_last_range_comes_too_late)
