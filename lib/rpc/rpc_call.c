@@ -312,12 +312,13 @@ static ep_err arm_cancel_locked(ep_rpc_call *call, uint64_t due_ns)
     if (call->timer_held && !ep_timer_cancel(timers, &call->timer)) {
         return EP_OK; /* it is running, which is the cancel */
     }
-    /* fails only the first time: a timer that was armed has a place in the heap */
     ep_err err = ep_timer_arm(timers, &call->timer, due_ns);
     if (err == EP_OK && !call->timer_held) {
         ep_rpc_call_ref(call);
-        call->timer_held = true;
+    } else if (err != EP_OK && call->timer_held) {
+        __atomic_fetch_sub(&call->refs, 1, __ATOMIC_RELAXED); /* not the last: the caller has one */
     }
+    call->timer_held = err == EP_OK;
     return err;
 }
 
