@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads of our own. They block all signals, which are for the program's threads. */
+/* Threads that leave signals to the program's own: they block all but those of their own faults and
+ * of profilers. */
 #ifndef EP_BASE_THREAD_H
 #define EP_BASE_THREAD_H
 

@@ -3,6 +3,7 @@
 #include "observe/trace.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,7 +125,7 @@ void ep_trace_load_aside(ep_trace_loaded_func done)
     if (ep_thread_start("expertd-trace", load_aside, &kept, &thread) == EP_OK) {
         pthread_detach(thread);
     } else {
-        done(false, "no thread can be started");
+        done(false, strerror(errno));
     }
 }
 
