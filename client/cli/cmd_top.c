@@ -174,6 +174,7 @@ static ep_err watch(watch_state *state, ep_cli_control *control, ep_cli_connect 
         state->draws = true;
         draw(state);
     }
+    ep_cli_control_on_wait(control, is_over, state, true);
     const uint64_t answer_us =
         wanted.interval_us > ANSWER_US_MIN ? wanted.interval_us : ANSWER_US_MIN;
     connect->timeout_us = connect->timeout_us < answer_us ? connect->timeout_us : answer_us;
@@ -213,7 +214,7 @@ static ep_err run(ep_cli_call *call, ep_error *out_error)
     ep_err err = ep_cli_terminal_prepare(out_error);
     err = err != EP_OK ? err : ep_cli_control_open(&ep_cli_peer, &control, out_error);
     if (err == EP_OK) {
-        ep_cli_control_on_wait(control, is_over, &state);
+        ep_cli_control_on_wait(control, is_over, &state, false);
         err = watch(&state, control, &ep_cli_peer, out_error);
     }
     ep_cli_control_close(control);

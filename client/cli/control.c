@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "base/thread.h"
 #include "health.pb-c.h"
 
 #define WAIT_NS (50 * EP_NS_PER_MS)
@@ -18,6 +19,7 @@ struct ep_cli_control {
     ep_rpc_common common;       /* owns timers and pool */
     bool (*on_wait)(void *arg); /* NULL: none */
     void *wait_arg;
+    bool no_look;
 };
 
 typedef struct ask_round {
@@ -187,7 +189,7 @@ void ep_cli_control_look(const ep_cli_control *control, const char *const *urls,
         if (urls[i] != NULL) {
             ports[i] = (port){.address = address_of(control, urls[i]), .look = &out_looks[i]};
             ports[i].is_looked_at =
-                pthread_create(&ports[i].thread, NULL, look_main, &ports[i]) == 0;
+                ep_thread_start("ep-look", look_main, &ports[i], &ports[i].thread) == EP_OK;
         }
     }
     for (size_t i = 0; ports != NULL && i < count; i++) {
@@ -220,11 +222,10 @@ static void explain(ask_slot *slot, const char *url, const ep_rpc_look *look)
     }
 }
 
-/* Whoever waits with on_wait has no time for a look. */
 static void explain_all(const ep_cli_control *control, ask_slot *slots, const char *const *urls,
-                        size_t count)
+                        size_t count, bool no_look)
 {
-    const char **silent = control->on_wait == NULL ? calloc(count + 1, sizeof(*silent)) : NULL;
+    const char **silent = no_look ? NULL : calloc(count + 1, sizeof(*silent));
     ep_rpc_look *looks = silent != NULL ? calloc(count + 1, sizeof(*looks)) : NULL;
     for (size_t i = 0; looks != NULL && i < count; i++) {
         /* the call's time-out came before that of Hello */
@@ -244,14 +245,16 @@ static void explain_all(const ep_cli_control *control, ask_slot *slots, const ch
     free(looks);
 }
 
-void ep_cli_control_on_wait(ep_cli_control *control, bool (*on_wait)(void *arg), void *arg)
+void ep_cli_control_on_wait(ep_cli_control *control, bool (*on_wait)(void *arg), void *arg,
+                            bool no_look)
 {
     control->on_wait = on_wait;
     control->wait_arg = arg;
+    control->no_look = no_look;
 }
 
-/* Waits for all answers or until on_wait ends it; each call ends by its deadline. */
-static void wait_for_answers(ep_cli_control *control, ask_round *round)
+/* Waits for all answers or until on_wait ends it, then true; each call ends by its deadline. */
+static bool wait_for_answers(ep_cli_control *control, ask_round *round)
 {
     bool over = false;
     pthread_mutex_lock(&round->lock);
@@ -266,6 +269,7 @@ static void wait_for_answers(ep_cli_control *control, ask_round *round)
         pthread_mutex_lock(&round->lock);
     }
     pthread_mutex_unlock(&round->lock);
+    return over;
 }
 
 void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t count,
@@ -297,13 +301,13 @@ void ep_cli_control_ask(ep_cli_control *control, const char *const *urls, size_t
         start_slot(control, &slots[i], urls[i], row, request != NULL ? request : &empty.base,
                    deadline_ns);
     }
-    wait_for_answers(control, &round);
+    const bool is_ended = wait_for_answers(control, &round);
     for (size_t i = 0; i < count; i++) {
         ep_error cancelled;
         ep_error_set(&cancelled, EP_ERR_CANCELLED, "nobody waits for the answer any more");
         finish_slot(&slots[i], NULL, &cancelled);
     }
-    explain_all(control, slots, urls, count);
+    explain_all(control, slots, urls, count, is_ended || control->no_look);
     for (size_t i = 0; i < count; i++) {
         ep_rpc_channel_destroy(slots[i].channel); /* ends streams; waits for callbacks */
     }

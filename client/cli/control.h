@@ -27,8 +27,9 @@ void ep_cli_control_close(ep_cli_control *control);
 const ep_rpc_common *ep_cli_control_common(const ep_cli_control *control);
 
 /* on_wait is called repeatedly while answers are awaited; when it returns true, the wait ends with
- * CANCELLED. NULL: none. */
-void ep_cli_control_on_wait(ep_cli_control *control, bool (*on_wait)(void *arg), void *arg);
+ * CANCELLED. no_look: nor is there time to look at what stands at ports without an answer. */
+void ep_cli_control_on_wait(ep_cli_control *control, bool (*on_wait)(void *arg), void *arg,
+                            bool no_look);
 
 typedef struct ep_cli_answer {
     ProtobufCMessage *message; /* NULL on an error */

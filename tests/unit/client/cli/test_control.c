@@ -61,7 +61,7 @@ Test(control, whoever_ends_a_wait_gets_no_look_at_the_port)
     const char *const urls[] = {url};
     int listener = listen_silently(url, sizeof(url));
     cr_assert_eq(ep_cli_control_open(&connect, &control, &error), EP_OK, "%s", error.text);
-    ep_cli_control_on_wait(control, has_a_caller, &listener);
+    ep_cli_control_on_wait(control, has_a_caller, &listener, false);
     ep_cli_control_ask(control, urls, 1, "expertd.v1.Coordinator", "ClusterStatus", NULL,
                        connect.timeout_us, &answer);
     cr_assert_null(answer.message);
