@@ -87,7 +87,7 @@ static void child(int fd, const ep_cli_traces *traces)
     FILE *out = fdopen(fd, "w");
     ep_err err = EP_OK;
     memset(&note, 0, sizeof(note));
-    for (size_t i = 0; i < traces->count && err == EP_OK; i++) {
+    for (size_t i = 0; out != NULL && i < traces->count && err == EP_OK; i++) {
         err = ep_cli_trace_source_run(traces->dirs[i], tell, out, &note.u.error);
     }
     note.kind = err == EP_OK ? EP_CLI_TRACE_NOTE_DONE : EP_CLI_TRACE_NOTE_ERROR;
