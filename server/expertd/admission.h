@@ -57,8 +57,7 @@ void ep_admission_destroy(ep_admission *admission);
 ep_err ep_admission_enter(ep_admission *admission, ep_ticket *ticket, uint64_t now_ns,
                           ep_error *out_error);
 /* took_ns: how long the request was in, 0 if it was not begun; retry_after_us follows its average.
- * result: OK counts as
- * work done, DEADLINE_EXCEEDED starts the judgement of lateness. */
+ * result: OK counts as work done, DEADLINE_EXCEEDED starts the judgement of lateness. */
 void ep_admission_leave(ep_admission *admission, const ep_ticket *ticket, uint64_t now_ns,
                         uint64_t took_ns, ep_err result);
 /* Whether work on the request is in vain: its deadline has passed or, while requests are late, the

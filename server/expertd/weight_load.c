@@ -355,7 +355,9 @@ static void settle(ep_weight_store *store, expert_entry *entry, load_kind kind,
         entry->retry_ns = ep_clock_now_ns() + RETRY_NS;
         if (++store->refused_count >= REFUSED_MANY) {
             store->stats.is_refused = true;
-            note_error(store, entry, err, error);
+            if (store->stats.failed_count == 0) { /* else there is a reason that does not pass */
+                note_error(store, entry, err, error);
+            }
         }
     } else {
         entry->state = EP_EXPERT_FAILED;

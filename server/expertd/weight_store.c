@@ -434,9 +434,10 @@ static void want_one(ep_weight_store *store, expert_entry *entry, bool wanted)
 
 void ep_weight_refusals_end(ep_weight_store *store)
 {
+    const bool was_refused = store->stats.is_refused;
     store->refused_count = 0;
     store->stats.is_refused = false;
-    if (store->stats.failed_count == 0) {
+    if (was_refused && store->stats.failed_count == 0) {
         store->stats.last_error[0] = 0;
     }
 }
@@ -450,6 +451,9 @@ void ep_weight_store_want(ep_weight_store *store, uint32_t layer_slot, const uin
         want_one(store, &layer->experts[e], wanted[e] != 0);
     }
     ep_weight_refusals_end(store);
+    if (store->stats.failed_count == 0) {
+        store->stats.last_error[0] = 0;
+    }
     pthread_cond_signal(&store->work);
     pthread_mutex_unlock(&store->lock);
 }
