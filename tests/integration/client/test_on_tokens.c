@@ -334,8 +334,8 @@ Test(on_tokens, a_cancel_in_it_comes_before_rows_that_wait)
     cr_expect_eq(result.tokens_delivered, 20u);
 }
 
-/* All that was asked for lies in the inbox by then, and the deadline has passed: what a caller meets
- * whose wait times out while the last answer arrives. */
+/* All that was asked for lies in the inbox by then, and the deadline has passed: what a caller
+ * meets whose wait times out while the last answer arrives. */
 static void outlast_the_deadline(void *arg, ep_call *own_call, uint32_t first, uint32_t count)
 {
     on_tokens(arg, own_call, first, count);
@@ -347,7 +347,8 @@ static void outlast_the_deadline(void *arg, ep_call *own_call, uint32_t first, u
             missing += own_call->state.parcels[i].phase == EP_PARCEL_IN_FLIGHT;
         }
         pthread_mutex_lock(&own_call->lock);
-        STAILQ_FOREACH (frame, &own_call->inbox, inbox) {
+        STAILQ_FOREACH(frame, &own_call->inbox, inbox)
+        {
             missing--;
         }
         is_late = missing == 0 && ep_clock_now_ns() >= own_call->state.deadline_ns;
