@@ -151,7 +151,7 @@ struct ep_call {
     uint32_t *grouped;
     uint32_t *choice_order; /* [experts] scratch; behind grouped */
     uint32_t chosen_capacity;
-    uint8_t *usable;      /* [nodes] behind hosts, as the next two */
+    uint8_t *usable;      /* [nodes] */
     uint64_t *room_bytes; /* [nodes] bytes that a frame to it may have */
     float *slowness;      /* [nodes] as in ep_copy_choice; followed by scratch of that size */
     bool has_slow;        /* some node's is above 1; else slowness is not filled */
@@ -163,8 +163,8 @@ struct ep_call {
     bool is_by_host;          /* the plan's chunks are for hosts */
     ep_moe_comm comm_alg;     /* of this run; not DEFAULT */
     ep_call_host *hosts;      /* [nodes] */
-    ep_host_load *host_loads; /* [nodes] of the newest window; with AUTO; behind hosts */
-    uint32_t *host_scratch;   /* [2 * nodes] behind hosts */
+    ep_host_load *host_loads; /* [nodes] of the newest window; with AUTO */
+    uint32_t *host_scratch;   /* [2 * nodes] */
     /* hosts is valid: some nodes share a host, and the run has kept one table */
     bool knows_hosts;
     bool chose_hosts; /* by_host has been set in hosts for this table */

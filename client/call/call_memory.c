@@ -42,7 +42,12 @@ void ep_call_free(ep_call *call)
     free(call->rows_left);
     free(call->chosen);
     free(call->host_slots);
+    free(call->usable);
+    free(call->slowness);
+    free(call->room_bytes);
     free(call->hosts);
+    free(call->host_loads);
+    free(call->host_scratch);
     free(call->served);
     free(call->combine_scratch);
     free(call->out_scratch);
@@ -162,19 +167,22 @@ static ep_err reserve_layer(ep_call *call, const ep_view_layer *at)
         call->chosen_capacity = experts;
     }
     if (nodes > call->nodes_capacity) {
-        const size_t each = sizeof(*call->hosts) + sizeof(*call->host_loads) +
-                            sizeof(*call->room_bytes) + 2 * sizeof(*call->slowness) +
-                            2 * sizeof(*call->host_scratch) + sizeof(*call->usable);
-        ep_call_host *hosts = realloc(call->hosts, nodes * each);
-        if (hosts == NULL) {
+        uint8_t *usable = realloc(call->usable, nodes);
+        call->usable = usable != NULL ? usable : call->usable;
+        uint64_t *room_bytes = realloc(call->room_bytes, nodes * sizeof(*room_bytes));
+        call->room_bytes = room_bytes != NULL ? room_bytes : call->room_bytes;
+        float *slowness = realloc(call->slowness, 2 * (size_t)nodes * sizeof(*slowness));
+        call->slowness = slowness != NULL ? slowness : call->slowness;
+        ep_call_host *hosts = realloc(call->hosts, nodes * sizeof(*hosts));
+        call->hosts = hosts != NULL ? hosts : call->hosts;
+        ep_host_load *host_loads = realloc(call->host_loads, nodes * sizeof(*host_loads));
+        call->host_loads = host_loads != NULL ? host_loads : call->host_loads;
+        uint32_t *host_scratch = realloc(call->host_scratch, 2 * (size_t)nodes * sizeof(uint32_t));
+        call->host_scratch = host_scratch != NULL ? host_scratch : call->host_scratch;
+        if (usable == NULL || room_bytes == NULL || slowness == NULL || hosts == NULL ||
+            host_loads == NULL || host_scratch == NULL) {
             return EP_ERR_NO_MEMORY;
         }
-        call->hosts = hosts;
-        call->host_loads = (ep_host_load *)(void *)(call->hosts + nodes);
-        call->room_bytes = (uint64_t *)(void *)(call->host_loads + nodes);
-        call->slowness = (float *)(void *)(call->room_bytes + nodes);
-        call->host_scratch = (uint32_t *)(void *)(call->slowness + 2 * nodes);
-        call->usable = (uint8_t *)(void *)(call->host_scratch + 2 * nodes);
         call->nodes_capacity = nodes;
     }
     return nodes > call->served_capacity ? ep_call_reserve_served(call, nodes) : EP_OK;

@@ -226,15 +226,6 @@ static ep_err prepare(bench_shared *shared, bench_thread *threads, ep_error *out
     return EP_OK;
 }
 
-static void add_sums(ep_cli_bench_result *result, const ep_cli_bench_result *part)
-{
-    uint64_t *sums = (uint64_t *)result;
-    const uint64_t *more = (const uint64_t *)part;
-    for (size_t i = 0; i < offsetof(ep_cli_bench_result, elapsed_us) / sizeof(*sums); i++) {
-        sums[i] += more[i];
-    }
-}
-
 /* Adds up the threads' results; the first error counts. */
 static ep_err collect(const bench_thread *threads, uint32_t count, ep_cli_bench_result *result,
                       ep_error *out_error)
@@ -245,7 +236,24 @@ static ep_err collect(const bench_thread *threads, uint32_t count, ep_cli_bench_
             *out_error = threads[i].error;
             return threads[i].error.code;
         }
-        add_sums(result, part);
+        result->calls += part->calls;
+        result->frames += part->frames;
+        result->rerouted_frames += part->rerouted_frames;
+        result->bytes_sent += part->bytes_sent;
+        result->bytes_received += part->bytes_received;
+        result->total_us += part->total_us;
+        result->pack_us += part->pack_us;
+        result->wire_us += part->wire_us;
+        result->queue_us += part->queue_us;
+        result->compute_us += part->compute_us;
+        result->combine_us += part->combine_us;
+        result->hierarchy_calls += part->hierarchy_calls;
+        result->estimated_calls += part->estimated_calls;
+        result->fullmesh_estimate_us += part->fullmesh_estimate_us;
+        result->hierarchy_estimate_us += part->hierarchy_estimate_us;
+        for (size_t why = 0; why < EP_ARRAY_COUNT(part->comm_whys); why++) {
+            result->comm_whys[why] += part->comm_whys[why];
+        }
         ep_latency_merge(&result->latency, &part->latency);
     }
     return EP_OK;

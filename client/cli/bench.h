@@ -31,7 +31,6 @@ typedef struct ep_cli_bench_request {
 } ep_cli_bench_request;
 
 typedef struct ep_cli_bench_result {
-    /* First what is added up over threads: a uint64_t each. */
     uint64_t calls;
     uint64_t bytes_sent;
     uint64_t bytes_received;
@@ -50,7 +49,6 @@ typedef struct ep_cli_bench_result {
     uint64_t fullmesh_estimate_us;
     uint64_t hierarchy_estimate_us;
     uint64_t comm_whys[EP_MOE_COMM_WHY_MEASURED + 1];
-    /* The rest is not. */
     uint64_t elapsed_us;
     ep_latency latency;
 } ep_cli_bench_result;

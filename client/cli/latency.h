@@ -30,7 +30,7 @@ typedef struct ep_latency {
 void ep_latency_fini(ep_latency *latency);
 /* False without memory; the call is then only counted. */
 bool ep_latency_add(ep_latency *latency, uint64_t us);
-/* Adds another's calls; each counts the same in the sample, whoever it came from. */
+/* Adds another's calls. Each counts the same in the sample if both have about as many calls. */
 bool ep_latency_merge(ep_latency *latency, const ep_latency *other);
 /* Nearest rank, 0 < percent <= 100; 0 when there is no call. Sorts the samples. */
 uint64_t ep_latency_percentile(ep_latency *latency, double percent);

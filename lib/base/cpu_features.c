@@ -8,18 +8,18 @@
 #include "base/check.h"
 
 /* Each level includes all levels before it; those of the other architecture are never present. */
-static const struct {
-    const char *name;
-    size_t flag; /* offset in ep_cpu_features; each CPU has the first level */
-} levels[] = {{"portable", 0},
-              {"neon", offsetof(ep_cpu_features, neon)},
-              {"neon_dot", offsetof(ep_cpu_features, arm_dot)},
-              {"neon_bf16", offsetof(ep_cpu_features, arm_bf16)},
-              {"avx2", offsetof(ep_cpu_features, avx2_fma_f16c)},
-              {"avx512f", offsetof(ep_cpu_features, avx512f)},
-              {"avx512vnni", offsetof(ep_cpu_features, avx512vnni)},
-              {"avx512bf16", offsetof(ep_cpu_features, avx512bf16)}};
-#define LEVELS EP_ARRAY_COUNT(levels)
+static const char *const names[] = {"portable", "neon",    "neon_dot",   "neon_bf16",
+                                    "avx2",     "avx512f", "avx512vnni", "avx512bf16"};
+#define LEVELS EP_ARRAY_COUNT(names)
+
+/* That the CPU has a level; NULL for the first, which each CPU has. */
+static bool *flag_of(ep_cpu_features *f, size_t level)
+{
+    bool *const flags[LEVELS] = {NULL,           &f->neon,          &f->arm_dot,
+                                 &f->arm_bf16,   &f->avx2_fma_f16c, &f->avx512f,
+                                 &f->avx512vnni, &f->avx512bf16};
+    return flags[level];
+}
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -68,11 +68,6 @@ static ep_cpu_features of_cpu(void)
 }
 #endif
 
-static bool *flag_of(ep_cpu_features *features, size_t level)
-{
-    return (bool *)((uint8_t *)features + levels[level].flag);
-}
-
 static bool has_level(ep_cpu_features features, size_t level)
 {
     return level == 0 || (level < LEVELS && *flag_of(&features, level));
@@ -83,7 +78,7 @@ static size_t level_wanted(void)
 {
     const char *wanted = getenv(EP_CPU_FEATURES_VARIABLE);
     size_t level = 0;
-    while (level < LEVELS && (wanted == NULL || strcmp(wanted, levels[level].name) != 0)) {
+    while (level < LEVELS && (wanted == NULL || strcmp(wanted, names[level]) != 0)) {
         level++;
     }
     return level;
@@ -113,7 +108,7 @@ ep_err ep_cpu_features_check(ep_error *out_error)
         size_t used = strlen(allowed);
         if (has_level(features, level)) {
             snprintf(allowed + used, sizeof(allowed) - used, "%s%s", level == 0 ? "" : ", ",
-                     levels[level].name);
+                     names[level]);
         }
     }
     return ep_error_set(out_error, EP_ERR_INVALID_ARGUMENT,

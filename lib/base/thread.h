@@ -8,7 +8,8 @@
 
 #include "expertd/error.h"
 
-/* name: up to 15 characters. Errors: IO, errno says why. */
+/* Runs func(arg) on a thread of that name, up to 15 characters; to be joined or detached. Errors:
+ * IO, errno says why. */
 ep_err ep_thread_start(const char *name, void *(*func)(void *), void *arg, pthread_t *out_thread);
 
 #endif

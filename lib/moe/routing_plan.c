@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Builds a routing plan in one pass over the ids and a radix sort. The pass lists the slots that
- * need a row, in ascending number, and counts them. Once copies are chosen, each gets its chunk and
- * its row. Two stable scatters, by expert and by chunk, then order the slots by chunk, expert,
- * token.
+ * Chooses copies of experts, and builds a routing plan in one pass over the ids and a radix sort.
+ * The pass lists the slots that need a row, in ascending number, and counts them. Once copies are
+ * chosen, each gets its chunk and its row. Two stable scatters, by expert and by chunk, then order
+ * the slots by chunk, expert, token.
  */
 #include "moe/routing_plan.h"
 

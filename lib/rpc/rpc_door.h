@@ -51,7 +51,7 @@ typedef struct ep_rpc_door_stats {
  */
 ep_err ep_rpc_server_open_door(ep_rpc_server *server, const ep_lane_address *address,
                                uint32_t contexts, ep_error *out_error);
-/* The door's URL with its real port; "" without a door. */
+/* The door's URL with its real port; "" without a door. Not while the server is destroyed. */
 void ep_rpc_server_door_url(ep_rpc_server *server, char *out_url, size_t bytes);
 /* All 0 without a door. */
 void ep_rpc_server_read_door_stats(ep_rpc_server *server, ep_rpc_door_stats *out_stats);

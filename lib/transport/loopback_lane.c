@@ -2,7 +2,8 @@
 /*
  * The loopback lane: one thread creates and ends connections and delivers frames. A send waits in
  * its sender's queue until the thread copies it into a buffer of the receiver's pool. So limits,
- * order, back-pressure and callbacks are those of a network lane.
+ * order, back-pressure and callbacks are those of a network lane. The thread serves both ends of a
+ * connection and runs one job at a time.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -215,7 +215,7 @@ typedef struct ep_group_params {
     int64_t shared_expert_num; /* S; 1 with shared_expert_rank_num 0 means none */
     int64_t shared_expert_rank_num; /* SR */
     /* 0, or the largest batch of any rank times the group's size before elastic_info. Profiles want
-     * exactly this, native at least this */
+     * exactly this, native at least this and no more than the largest BS allows */
     int64_t global_bs;
     int64_t zero_expert_num;
     int64_t copy_expert_num;
